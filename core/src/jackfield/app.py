@@ -1,0 +1,319 @@
+"""The root: puts plugins, models, engines, pipeline and HTTP together. One of the few modules that name both http and engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jackfield.admission import Admission
+from jackfield.binding import bind_models, check_aliases, check_models, endpoint_models, needs_engine
+from jackfield.client import EngineClient, EngineHealth, ModelCard, ModelSpec, Progress
+from jackfield.context import Model
+from jackfield.encoding import BodyDecoder
+from jackfield.engine.cpu import usable_cpus
+from jackfield.engine.files import read_model_files
+from jackfield.engine.process import EngineProcess
+from jackfield.errors import ConfigError, JackfieldError, PluginError
+from jackfield.http.app import HttpParts, build_http, check_routes
+from jackfield.http.metrics import Metrics
+from jackfield.http.shell import Shell
+from jackfield.http.system import ModelEntry
+from jackfield.pipeline import BoundModel, BoundRoute, Pipeline, engine_stream, engine_submit
+from jackfield.plugins import LoadedEndpoint, Plugins, load_plugins
+from jackfield.settings import Settings
+from jackfield.sources import resolve_source
+from jackfield.stages import Stages, check_endpoint, fold_stream, fold_submit
+from jackfield.tokenization import ModelTokenizer, TokenizerPool
+
+__all__ = ["App"]
+
+log = logging.getLogger("jackfield")
+
+
+class App:
+    """A server that is configured and not yet started.
+
+    `asgi` is the application; its lifespan starts and stops the engines. Everything that can be wrong with the configuration or a plugin
+    is found by the constructor.
+
+    Raises: StartupError.
+    """
+
+    def __init__(
+        self, settings: Settings, *, plugins: Plugins | None = None, all_endpoints: bool = False, background: bool = False
+    ) -> None:
+        """plugins: loaded already (by a test kit), instead of what is installed. all_endpoints: enable each installed endpoint that fits.
+        background: the lifespan does not wait for the models; requests get 503 until they are loaded."""
+        self.settings = settings
+        self.started = time.time()
+        self.failure: JackfieldError | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.on_progress: Callable[[Progress], None] = lambda progress: None
+        self.on_ready: Callable[[], None] = lambda: None
+        self._background = background
+        self.plugins = (
+            plugins
+            if plugins is not None
+            else load_plugins(settings.endpoints, settings.plugins, on_error=settings.server.plugin_errors, all_endpoints=all_endpoints)
+        )
+        if not self.plugins.endpoints:
+            raise ConfigError(
+                "No endpoint is enabled: add a table such as [endpoints.embed], or install a plugin (pip install jackfield-embed)."
+            )
+        check_aliases(settings.models)
+        self.specs = {model: self._spec(model) for model in settings.models}
+        self.engines: dict[str, EngineClient] = {}
+        self._engine_of: dict[str, EngineClient] = {}
+        self.cards: dict[str, ModelCard] = {}
+        self._choose_engines()
+        self.models: dict[str, BoundModel] = {}
+        self.metrics = Metrics()
+        server = settings.server
+        self.admission = Admission(
+            max_requests=server.max_queue_requests, max_bytes=server.max_queue_bytes, max_tokens=server.max_queue_tokens
+        )
+        self.metrics.watch(self.admission, self.engines.items)
+        self._routes: list[tuple[BoundRoute, LoadedEndpoint]] = self._bind_routes()
+        for loaded in self.plugins.endpoints.values():
+            check_models(loaded, self.cards, settings.models)
+
+    @property
+    def asgi(self) -> Shell:
+        """The ASGI application, made at the first use."""
+        if not hasattr(self, "_asgi"):
+            self._asgi = self._build_http()
+        return self._asgi
+
+    def state(self) -> str:
+        """Why requests are not served, or an empty text."""
+        if self.asgi.draining:
+            return "shutting down"
+        if self._pipeline.not_ready:
+            return self._pipeline.not_ready
+        return next((f"engine {name} is {h.state}" for name, h in self._healths().items() if h.state != "ready"), "")
+
+    def model_entries(self) -> list[ModelEntry]:
+        """What /v1/models shows."""
+        entries: list[ModelEntry] = []
+        for model, spec in self.specs.items():
+            card = self.cards.get(model)
+            if card is None:
+                continue
+            served = sorted({route.endpoint.name for route, _ in self._routes if model in route.models})
+            entries.append(
+                ModelEntry(
+                    id=model,
+                    created=int(self.started),
+                    root=spec.source,
+                    max_model_len=card.max_length,
+                    aliases=list(spec.aliases),
+                    endpoints=served,
+                    operations=list(card.operations),
+                    embedding_size=card.embedding_size,
+                    execution=card.execution,
+                    dtype=card.dtype,
+                    device=card.device,
+                )
+            )
+        return entries
+
+    async def start(self) -> None:
+        """Load tokenizers and engines side by side, then bind. Raises: StartupError."""
+        server = self.settings.server
+        self._pool = TokenizerPool(server.tokenizer_threads or max(1, min(4, usable_cpus() // 2)))
+        self._pipeline.tokenizers = self._pool
+        starting = [client.start(self.on_progress) for client in self.engines.values()]
+        tokenizers = asyncio.create_task(asyncio.to_thread(self._load_tokenizers, dict(self.cards)))
+        loaded = await asyncio.gather(*starting)
+        for cards in loaded:
+            self.cards.update(cards)
+        made = await tokenizers
+        late = {model: card for model, card in self.cards.items() if model not in made}
+        if late:
+            made |= await asyncio.to_thread(self._load_tokenizers, late)
+        for model, card in self.cards.items():
+            tokenizer = made[model]
+            tokenizer.card = card
+            for note in card.notes:
+                log.info("model %s: %s", model, note)
+            self.models[model] = BoundModel(
+                model=Model(
+                    id=model,
+                    card=card,
+                    aliases=self.specs[model].aliases,
+                    tokenizer_info=tokenizer.info,
+                    has_chat_template=tokenizer.has_chat_template,
+                ),
+                tokenizer=tokenizer,
+                engine=self._engine_of.get(model),
+            )
+        for route, endpoint in self._routes:
+            check_models(endpoint, self.cards, self.settings.models)
+            bind_models(route, endpoint, self.models, self.settings.models)
+        self._pipeline.not_ready = ""
+        self.on_ready()
+
+    async def stop(self) -> None:
+        """End the engines and the tokenizer threads."""
+        self._pipeline.not_ready = "it is shutting down"
+        await asyncio.gather(*(client.stop() for client in self.engines.values()))
+        self._pool.close()
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Any) -> AsyncIterator[None]:
+        task: asyncio.Task[None] | None = None
+        if self._background:
+            task = asyncio.create_task(self._start_in_background())
+        else:
+            await self.start()
+        try:
+            yield
+        finally:
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await self.stop()
+
+    async def _start_in_background(self) -> None:
+        try:
+            await self.start()
+        except JackfieldError as error:
+            self.failure = error
+            self.on_failure()
+
+    def _spec(self, model: str) -> ModelSpec:
+        settings = self.settings.models[model]
+        path = self.plugins.manager.hook.jackfield_model_source(uri=settings.source)
+        if path is None:
+            path = resolve_source(model, settings.source, revision=settings.revision, offline=self.settings.server.offline)
+        sizes = settings.matryoshka
+        return ModelSpec(
+            id=model,
+            path=path,
+            source=settings.source,
+            aliases=tuple(settings.aliases),
+            dtype=settings.dtype,
+            device=settings.device,
+            max_length=settings.max_length or None,
+            pooling=settings.pooling or None,
+            matryoshka=tuple(sizes) if isinstance(sizes, list) else sizes,
+            options=settings.options,
+        )
+
+    def _choose_engines(self) -> None:
+        """A plugin's engine where one offers itself, else the torch engine; none for a model that no endpoint computes with."""
+        computing = {
+            model
+            for loaded in self.plugins.endpoints.values()
+            if needs_engine(loaded.endpoint)
+            for model in endpoint_models(loaded, self.specs)
+        }
+        own: list[ModelSpec] = []
+        for model, spec in self.specs.items():
+            client: object = self.plugins.manager.hook.jackfield_engine(spec=spec) if model in computing else None
+            if client is not None:
+                if not isinstance(client, EngineClient):
+                    raise PluginError(f"jackfield_engine gave {type(client).__name__} for model {model!r}; an EngineClient is expected")
+                self._engine_of[model] = client
+                if client not in self.engines.values():
+                    self.engines[model] = client
+            else:
+                self.cards[model] = read_model_files(spec).card
+                if model in computing:
+                    own.append(spec)
+        if own:
+            engine = self._own_engine(own)
+            self.engines["torch"] = engine
+            self._engine_of |= dict.fromkeys((spec.id for spec in own), engine)
+
+    def _own_engine(self, specs: list[ModelSpec]) -> EngineClient:
+        if self.settings.engine.mode == "process":
+            return EngineProcess(specs, self.settings.engine, log_level=self.settings.server.log_level)
+        from jackfield.engine.thread import EngineThread  # noqa: PLC0415  (imports torch, which the HTTP process goes without)
+
+        return EngineThread(specs, self.settings.engine)
+
+    def _load_tokenizers(self, cards: dict[str, ModelCard]) -> dict[str, ModelTokenizer]:
+        return {model: ModelTokenizer(card) for model, card in cards.items()}
+
+    def _bind_routes(self) -> list[tuple[BoundRoute, LoadedEndpoint]]:
+        submit, stream = engine_submit(self.models), engine_stream(self.models)
+        routes: list[tuple[BoundRoute, LoadedEndpoint]] = []
+        manager = self.plugins.manager
+        for loaded in self.plugins.endpoints.values():
+            endpoint = loaded.endpoint
+            check_endpoint(endpoint)
+            stages = Stages(endpoint, self.plugins.cross_cutting())
+            folded_submit, folded_stream = fold_submit(endpoint, submit, manager), fold_stream(endpoint, stream, manager)
+            for route in endpoint.routes:
+                try:
+                    decoder = BodyDecoder(route.request)
+                except TypeError as error:
+                    raise PluginError(
+                        f"endpoint {endpoint.name!r}: {route.paths[0]} has a request type that cannot be decoded: {error}"
+                    ) from error
+                bound = BoundRoute(
+                    endpoint=endpoint,
+                    route=route,
+                    settings=loaded.settings,
+                    decoder=decoder,
+                    stages=stages,
+                    id_prefix=route.id_prefix or endpoint.id_prefix,
+                    models={},
+                    others={},
+                    submit=folded_submit,
+                    stream=folded_stream,
+                )
+                routes.append((bound, loaded))
+        check_routes(
+            (bound.endpoint.name, bound.settings.prefix, bound.route.method, path) for bound, _ in routes for path in bound.route.paths
+        )
+        return routes
+
+    def _build_http(self) -> Shell:
+        server = self.settings.server
+        self._pipeline = Pipeline(
+            admission=self.admission,
+            max_prompts=server.max_prompts,
+            default_deadline_s=server.default_deadline_s,
+            observe=self.metrics.finished,
+        )
+        self._pipeline.not_ready = "the models are loading"
+        return build_http(
+            HttpParts(
+                settings=server,
+                api_keys=api_keys(self.settings),
+                version=version("jackfield"),
+                pipeline=self._pipeline,
+                routes=[bound for bound, _ in self._routes],
+                metrics=self.metrics,
+                models=self.model_entries,
+                engines=self._healths,
+                is_ready=self.state,
+                lifespan=self._lifespan,
+            )
+        )
+
+    def _healths(self) -> dict[str, EngineHealth]:
+        return {name: client.health() for name, client in self.engines.items()}
+
+
+def api_keys(settings: Settings) -> list[str]:
+    """The keys of the configuration and of its key file, one a line. Raises: ConfigError."""
+    keys = [key for key in settings.server.api_keys if key]
+    if settings.server.api_key_file:
+        path = Path(settings.server.api_key_file)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigError(f"[server] api_key_file = {str(path)!r} cannot be read: {error.strerror}") from None
+        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise ConfigError(f"[server] api_key_file = {str(path)!r} holds no key")
+    return keys

@@ -1,0 +1,1 @@
+"""The engine: models in, one step at a time, on a device. Knows nothing of HTTP or hooks; only `client` and the words above it."""

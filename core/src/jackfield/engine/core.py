@@ -1,0 +1,152 @@
+"""The engine: requests in, events out, one step at a time. No process, no thread, no socket: those are its owners' matter."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from jackfield.client import EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
+from jackfield.engine.cpu import usable_cpus
+from jackfield.engine.loader import load_model
+from jackfield.engine.pooler import SequenceResult
+from jackfield.engine.runner import ModelRunner
+from jackfield.engine.scheduler import Group, Scheduler, Sequence, Step
+from jackfield.errors import DeadlineExceeded, EngineUnavailable, InternalError, ServingError, StepFailed
+from jackfield.outputs import FloatArray, PoolingOutputs
+from jackfield.settings import EngineSettings
+
+__all__ = ["Engine", "Event"]
+
+log = logging.getLogger("jackfield.engine")
+
+# Tokens a step. CPU: measured with benchmarks/engine_steps.py, see benchmarks/ledger.md. GPU: not measured yet.
+CPU_TOKEN_BUDGET = 2048
+GPU_TOKEN_BUDGET = 16384
+
+Event = tuple[int, PoolingOutputs | ServingError]
+
+
+class Engine:
+    """Models, one scheduler over all of them, and the step loop's body.
+
+    Every request that was submitted gets exactly one event, unless it was aborted.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        torch.set_num_threads(settings.threads or usable_cpus())
+        self._runners: dict[str, ModelRunner] = {}
+        self._scheduler = Scheduler(token_budget=CPU_TOKEN_BUDGET, max_wait_s=settings.max_wait_ms / 1000)
+        self._events: list[Event] = []
+        self._stats = EngineStats()
+
+    def load(self, specs: list[ModelSpec], progress: Callable[[Progress], None]) -> dict[str, ModelCard]:
+        """Load the models in order; returns their cards.
+
+        Raises: ModelError from the first that cannot be loaded.
+        """
+        for position, spec in enumerate(specs):
+            progress(Progress(model=spec.id, what="loading models", done=position, total=len(specs)))
+            self._runners[spec.id] = load_model(spec)
+        progress(Progress(model="", what="loading models", done=len(specs), total=len(specs)))
+        on_gpu = any(runner.card.device != "cpu" for runner in self._runners.values())
+        self._scheduler.token_budget = self.settings.token_budget or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
+        return {model: runner.card for model, runner in self._runners.items()}
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. A fault of it comes as its event, never as an exception."""
+        if request.model not in self._runners:
+            self._events.append((request.id, InternalError(f"The engine has no model {request.model!r}.")))
+        elif not request.token_ids or not all(request.token_ids):
+            self._events.append((request.id, InternalError("The engine was given an empty prompt.")))
+        else:
+            self._scheduler.add(request, time.monotonic())
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request: no event follows, and what of it still waits is never computed."""
+        group = self._scheduler.get(request_id)
+        if group is not None:
+            self._scheduler.finish(group)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `step` would do something."""
+        return bool(self._events) or self._scheduler.num_waiting > 0
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and what waits now."""
+        return msgspec.structs.replace(
+            self._stats,
+            num_waiting=self._scheduler.num_waiting,
+            num_waiting_tokens=self._scheduler.num_waiting_tokens,
+            token_budget=self._scheduler.token_budget,
+        )
+
+    def step(self) -> list[Event]:
+        """Drop what has expired, run one batch, and return the events since the last call."""
+        now = time.monotonic()
+        for group in self._scheduler.expired(now):
+            self._end(group, DeadlineExceeded())
+        step = self._scheduler.schedule(now)
+        if step is not None:
+            self._run(step)
+            self._count(step, time.monotonic() - now)
+        events, self._events = self._events, []
+        return events
+
+    def _count(self, step: Step, seconds: float) -> None:
+        stats = self._stats
+        self._stats = msgspec.structs.replace(
+            stats,
+            num_steps=stats.num_steps + 1,
+            num_tokens=stats.num_tokens + step.num_tokens,
+            num_sequences=stats.num_sequences + len(step.sequences),
+            busy_s=stats.busy_s + seconds,
+        )
+
+    def _run(self, step: Step) -> None:
+        runner = self._runners[step.model]
+        try:
+            results = runner.run(step.sequences)
+        except Exception:
+            log.exception("a step of %d sequences of model %s raised; retrying one by one", len(step.sequences), step.model)
+            results = [self._run_alone(runner, sequence) for sequence in step.sequences]
+        for sequence, result in zip(step.sequences, results, strict=True):
+            self._deliver(sequence, result)
+
+    def _run_alone(self, runner: ModelRunner, sequence: Sequence) -> SequenceResult:
+        """Find the culprit: it fails with its own error, the others do not notice."""
+        if sequence.group.done:
+            return InternalError("The request had ended.")
+        try:
+            return runner.run([sequence])[0]
+        except torch.OutOfMemoryError:
+            return EngineUnavailable(f"Not enough memory for a prompt of {sequence.length} tokens.")
+        except Exception as error:
+            log.exception("request %d failed in the model", sequence.group.request.id)
+            return StepFailed(f"The model failed on this input ({type(error).__name__}); the log has the details.")
+
+    def _deliver(self, sequence: Sequence, result: SequenceResult) -> None:
+        group = sequence.group
+        if group.done:
+            return
+        if isinstance(result, ServingError):
+            self._end(group, result)
+            return
+        group.results[sequence.index] = result
+        group.remaining -= 1
+        if group.remaining == 0:
+            self._end(group, PoolingOutputs(values=_by_output(group)))
+
+    def _end(self, group: Group, outcome: PoolingOutputs | ServingError) -> None:
+        if self._scheduler.finish(group):
+            self._events.append((group.request.id, outcome))
+
+
+def _by_output(group: Group) -> dict[str, list[FloatArray]]:
+    results = [result for result in group.results if result is not None]
+    return {name: [result[name] for result in results] for name in results[0]}

@@ -1,0 +1,218 @@
+"""Loads a model, and checks before it serves that batching does not change its results."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cosine_similarity
+from transformers import AutoConfig, AutoModel
+from transformers.utils import logging as transformers_logging
+
+from jackfield.client import ModelCard, ModelSpec
+from jackfield.engine.attention import PACKED, PackedBatch, packed_batch
+from jackfield.engine.cpu import has_fast_bfloat16
+from jackfield.engine.files import DenseFiles, ModelFiles, read_model_files
+from jackfield.engine.pooler import Dense, Pooler
+from jackfield.engine.runner import ModelRunner
+from jackfield.errors import ModelError
+
+__all__ = ["load_model"]
+
+log = logging.getLogger("jackfield.engine")
+
+# Lengths of the trial: neighbours of equal and of different length, a single token, and one longer than all others together.
+TRIAL_LENGTHS = (1, 3, 3, 5, 8, 40)
+# Packed against alone: the relative difference that is still rounding in float32, and the cosine in half precision.
+FLOAT32_TOLERANCE = 1e-4
+HALF_COSINE = 0.999
+
+
+def load_model(spec: ModelSpec) -> ModelRunner:
+    """Load, check and describe a model.
+
+    Raises: ModelError when its files cannot be read, lack weights, or fail the check in every way of running them.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    files = read_model_files(spec)
+    device = _device(spec)
+    model = _load_weights(spec, files, device)
+    dtype = next(model.parameters()).dtype
+    dense = [_load_dense(spec, entry, device) for entry in files.dense]
+    pooler = Pooler(files.pooling, dense, normalize=files.card.normalize, exclude_prompt=files.card.exclude_prompt)
+    names = inspect.signature(model.forward).parameters
+    forward_args: dict[str, Any] = {"use_cache": False} if "use_cache" in names else {}
+    card = msgspec.structs.replace(files.card, dtype=str(dtype).removeprefix("torch."), device=str(device))
+    why = _why_not_packed(model, names)
+    runner = _runner(card, model, pooler, files, forward_args, packed=not why)
+    if not why:
+        why = _check(runner, model, packed=True)
+    if why:
+        log.info("model %s: runs in length buckets: %s", spec.id, why)
+        runner = _runner(card, model, pooler, files, forward_args, packed=False)
+        problem = _check(runner, model, packed=False)
+        if problem:
+            raise ModelError(f"model {spec.id!r}: results depend on the batch even in length buckets: {problem}")
+    return runner
+
+
+def _runner(
+    card: ModelCard, model: torch.nn.Module, pooler: Pooler, files: ModelFiles, forward_args: dict[str, Any], *, packed: bool
+) -> ModelRunner:
+    _set_attention(model, PACKED if packed else "sdpa")
+    return ModelRunner(
+        msgspec.structs.replace(card, execution="packed" if packed else "buckets"),
+        model,
+        pooler,
+        packed=packed,
+        causal=files.causal,
+        position_offset=files.position_offset,
+        forward_args=forward_args,
+    )
+
+
+def _device(spec: ModelSpec) -> torch.device:
+    if spec.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(spec.device)
+    except RuntimeError as error:
+        raise ModelError(f"model {spec.id!r}: device {spec.device!r} is not known to torch: auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"model {spec.id!r}: device {spec.device!r} was asked for, and torch {torch.__version__} sees no GPU")
+    return device
+
+
+def _load_weights(spec: ModelSpec, files: ModelFiles, device: torch.device) -> torch.nn.Module:
+    folder = files.transformer
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        model, info = AutoModel.from_pretrained(
+            folder,
+            config=config,
+            dtype="auto" if spec.dtype == "auto" else getattr(torch, spec.dtype),
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers raises anything here: OSError, ValueError, KeyError, safetensors' own
+        raise ModelError(f"model {spec.id!r}: {folder} cannot be loaded: {str(error).strip() or repr(error)}") from error
+    # A head that AutoModel adds and nothing here uses (BERT's pooler) may lack weights; anything else would be random numbers.
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ModelError(
+            f"model {spec.id!r}: {folder} lacks {len(missing)} of the weights of {type(model).__name__}, the first {missing[0]!r}"
+        )
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    model.eval()
+    if spec.dtype == "auto":
+        model.to(_auto_dtype(next(model.parameters()).dtype, device))
+    model.to(device)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    loaded: torch.nn.Module = model
+    return loaded
+
+
+def _auto_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
+    """float32 stays; half precision runs in bfloat16 where the device is good at it, else in float32."""
+    if stored == torch.float32:
+        return stored
+    return torch.bfloat16 if device.type != "cpu" or has_fast_bfloat16() else torch.float32
+
+
+def _load_dense(spec: ModelSpec, entry: DenseFiles, device: torch.device) -> Dense:
+    folder = Path(entry.folder)
+    try:
+        if (folder / "model.safetensors").is_file():
+            weights = load_file(folder / "model.safetensors")
+        else:
+            weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+        module, _, name = entry.activation.rpartition(".")
+        activation = getattr(importlib.import_module(module), name)()
+        if not isinstance(activation, torch.nn.Module):
+            raise TypeError(f"{entry.activation} is no torch module")
+        linear = torch.nn.Linear(entry.in_features, entry.out_features, bias=entry.bias)
+        linear.load_state_dict({key.removeprefix("linear."): value.float() for key, value in weights.items()})
+    except Exception as error:  # files of third parties: whatever is wrong with them, the operator needs the folder's name
+        raise ModelError(f"model {spec.id!r}: the Dense module in {folder} cannot be loaded: {error}") from error
+    return Dense(linear, activation).to(device).requires_grad_(False).eval()
+
+
+def _set_attention(model: torch.nn.Module, implementation: str) -> None:
+    # Models outside the attention interface have one way of attending, and refuse to be told.
+    if getattr(model, "_supports_attention_backend", False):
+        model.set_attn_implementation(implementation)  # type: ignore[operator]
+
+
+def _why_not_packed(model: torch.nn.Module, names: Any) -> str:
+    if not getattr(model, "_supports_attention_backend", False):
+        return f"{type(model).__name__} does not use transformers' attention interface"
+    if "position_ids" not in names:
+        return f"{type(model).__name__} takes no position ids"
+    config: Any = model.config
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds or getattr(config, "sliding_window", None) or getattr(config, "local_attention", None):
+        return f"{type(model).__name__} attends through a window, which the packed path does not do yet"
+    return ""
+
+
+@torch.inference_mode()
+def _check(runner: ModelRunner, model: torch.nn.Module, *, packed: bool) -> str:
+    """Run the trial batched and one by one with transformers' own attention; say how they differ, or nothing."""
+    limit = runner.card.max_length
+    prompts = [_trial_ids(runner, min(length, limit), seed) for seed, length in enumerate(TRIAL_LENGTHS)]
+    prompts.sort(key=len)
+    if packed:
+        calls, layers = _count_calls(runner, prompts[0]), int(getattr(model.config, "num_hidden_layers", 0))
+        if calls != layers:
+            return f"{calls} attention calls in a pass of {layers} layers went through the interface"
+    together = runner.hidden(prompts)
+    _set_attention(model, "sdpa")
+    try:
+        alone = torch.cat([_alone(runner, model, prompt) for prompt in prompts])
+    finally:
+        if packed:
+            _set_attention(model, PACKED)
+    return _difference(together.float(), alone.float(), half=next(model.parameters()).dtype != torch.float32)
+
+
+def _count_calls(runner: ModelRunner, prompt: bytes) -> int:
+    ids = torch.from_numpy(np.frombuffer(prompt, dtype=np.int32).astype(np.int64))[None].to(runner.device)
+    batch = PackedBatch([ids.shape[1]], runner.device, causal=runner.causal)
+    with packed_batch(batch):
+        runner.model(input_ids=ids, **runner.forward_args)
+    return batch.num_calls
+
+
+def _alone(runner: ModelRunner, model: torch.nn.Module, prompt: bytes) -> torch.Tensor:
+    ids = torch.from_numpy(np.frombuffer(prompt, dtype=np.int32).astype(np.int64))[None].to(runner.device)
+    hidden: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), **runner.forward_args).last_hidden_state[0]
+    return hidden
+
+
+def _difference(together: torch.Tensor, alone: torch.Tensor, *, half: bool) -> str:
+    if not torch.isfinite(alone).all():
+        return ""  # a broken checkpoint is told per request; batching is not to blame
+    if half:
+        cosine = float(cosine_similarity(together, alone, dim=1).min())
+        return "" if cosine >= HALF_COSINE else f"cosine {cosine:.5f} between a token batched and alone"
+    scale = max(float(alone.abs().max()), 1e-6)
+    difference = float((together - alone).abs().max()) / scale
+    return "" if difference <= FLOAT32_TOLERANCE else f"relative difference {difference:.1e} between a token batched and alone"
+
+
+def _trial_ids(runner: ModelRunner, length: int, seed: int) -> bytes:
+    """Deterministic ids from the middle of the vocabulary, where no padding id is."""
+    size = max(runner.card.vocab_size, 2)
+    ids = size // 2 + (np.arange(length) * 7919 + seed * 104729) % max(size // 2, 1)
+    return np.minimum(ids, size - 1).astype(np.int32).tobytes()

@@ -1,0 +1,122 @@
+"""Prometheus metrics. Labels are bounded: route templates, model ids, reasons; never a path, a key or a request's id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jackfield.admission import Admission
+from jackfield.client import EngineClient
+from jackfield.context import Context
+from jackfield.errors import ServingError
+
+__all__ = ["Metrics"]
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody asked for
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """One registry a server, so that several servers in a process (tests) do not meet."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter("jackfield_requests", "HTTP requests answered.", ["method", "path", "status"], registry=self.registry)
+        self._seconds = Histogram(
+            "jackfield_request_seconds", "From the request's head to the answer's end.", ["path"], buckets=_SECONDS, registry=self.registry
+        )
+        self._stages = Histogram(
+            "jackfield_stage_seconds",
+            "Time a request spends in a stage: preprocess, tokenize, engine (queue included), build_response.",
+            ["endpoint", "stage"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._tokens = Counter(
+            "jackfield_prompt_tokens", "Prompt tokens of served requests, after truncation.", ["endpoint", "model"], registry=self.registry
+        )
+        self._outcomes = Counter(
+            "jackfield_endpoint_requests",
+            "Requests by endpoint, model and outcome (ok or the error's class).",
+            ["endpoint", "model", "outcome"],
+            registry=self.registry,
+        )
+        # labels() costs as much as the rest of an observation; the children that recur are kept.
+        self._children: dict[tuple[Any, ...], Any] = {}
+
+    def request(self, method: str, path: str, status: int, seconds: float) -> None:
+        """An HTTP request is over."""
+        self._child(self._requests, method, path, str(status)).inc()
+        self._child(self._seconds, path).observe(seconds)
+
+    def finished(self, ctx: Context[Any], error: BaseException | None) -> None:
+        """A request of an endpoint is over."""
+        name, model = ctx.endpoint.name, ctx.model.id
+        for stage, seconds in ctx.timings_s.items():
+            self._child(self._stages, name, stage).observe(seconds)
+        if error is None:
+            self._child(self._tokens, name, model).inc(ctx.num_prompt_tokens)
+        outcome = "ok" if error is None else type(error).__name__ if isinstance(error, ServingError) else "bug"
+        self._child(self._outcomes, name, model, outcome).inc()
+
+    def watch(self, admission: Admission, engines: Callable[[], Iterable[tuple[str, EngineClient]]]) -> None:
+        """Read the queue and the engines whenever the metrics are."""
+        self.registry.register(_Gauges(admission, engines))
+
+    def text(self) -> bytes:
+        """The exposition, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _child(self, metric: Any, *labels: str) -> Any:
+        key = (metric, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
+
+
+class _Gauges(Collector):
+    def __init__(self, admission: Admission, engines: Callable[[], Iterable[tuple[str, EngineClient]]]) -> None:
+        self._admission = admission
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        admission = self._admission
+        queue = GaugeMetricFamily("jackfield_queue", "What is in the server now.", labels=["unit"])
+        queue.add_metric(["requests"], admission.num_requests)
+        queue.add_metric(["bytes"], admission.num_bytes)
+        queue.add_metric(["tokens"], admission.num_tokens)
+        yield queue
+        rejected = CounterMetricFamily("jackfield_rejections", "Requests refused with 429, by the limit they met.", labels=["reason"])
+        for reason, count in admission.rejections.items():
+            rejected.add_metric([reason], count)
+        yield rejected
+        yield from self._engine_metrics()
+
+    def _engine_metrics(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("jackfield_engine_up", "1 while the engine is ready.", labels=["engine"])
+        waiting = GaugeMetricFamily("jackfield_engine_waiting", "Waiting in the engine.", labels=["engine", "unit"])
+        steps = CounterMetricFamily("jackfield_engine_steps", "Batches run.", labels=["engine"])
+        tokens = CounterMetricFamily("jackfield_engine_tokens", "Tokens computed.", labels=["engine"])
+        sequences = CounterMetricFamily("jackfield_engine_sequences", "Sequences computed.", labels=["engine"])
+        busy = CounterMetricFamily("jackfield_engine_busy_seconds", "Time spent in batches.", labels=["engine"])
+        fill = GaugeMetricFamily("jackfield_engine_batch_fill", "Mean share of the token budget that a batch uses.", labels=["engine"])
+        restarts = CounterMetricFamily("jackfield_engine_restarts", "Restarts of the engine process.", labels=["engine"])
+        for name, engine in self._engines():
+            health, stats = engine.health(), engine.stats()
+            up.add_metric([name], float(health.state == "ready"))
+            waiting.add_metric([name, "sequences"], stats.num_waiting)
+            waiting.add_metric([name, "tokens"], stats.num_waiting_tokens)
+            steps.add_metric([name], stats.num_steps)
+            tokens.add_metric([name], stats.num_tokens)
+            sequences.add_metric([name], stats.num_sequences)
+            busy.add_metric([name], stats.busy_s)
+            budget = stats.num_steps * stats.token_budget
+            fill.add_metric([name], stats.num_tokens / budget if budget else 0.0)
+            restarts.add_metric([name], health.restarts)
+        yield from (up, waiting, steps, tokens, sequences, busy, fill, restarts)

@@ -1,0 +1,317 @@
+"""The life of a request between the HTTP handler and the engine: one fixed order for every endpoint, every await of it here.
+
+    admission -> preprocess -> parameters -> tokenize -> validate -> charge tokens -> engine -> build_response -> encode -> finished
+
+What can be decided once is bound at start-up (`BoundRoute`); the request only runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from msgspec import Struct
+
+from jackfield.admission import Admission, Ticket
+from jackfield.client import EngineClient, EngineRequest
+from jackfield.context import Context, Model
+from jackfield.encoding import BodyDecoder, encode_response, num_numbers
+from jackfield.endpoint import Endpoint, Route
+from jackfield.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EmptyPrompt,
+    EngineUnavailable,
+    ModelNotFound,
+    PromptTooLong,
+    TokenOutOfVocabulary,
+    UnsupportedOperation,
+)
+from jackfield.hookspecs import Stream, Submit
+from jackfield.outputs import Delta, PoolingOutputs
+from jackfield.params import PoolingParams, SamplingParams
+from jackfield.schema import Request
+from jackfield.settings import EndpointSettings
+from jackfield.stages import Stages
+from jackfield.tokenization import ModelTokenizer, TokenizerPool, pack_ids
+
+__all__ = ["BoundModel", "BoundRoute", "Call", "Pipeline", "engine_stream", "engine_submit"]
+
+log = logging.getLogger("jackfield.pipeline")
+
+# An answer of so many numbers or more is encoded in a thread: 100,000 take 2 ms.
+OFFLOAD_NUMBERS = 100_000
+_ID_CHARS = re.compile(r"[^A-Za-z0-9._:\-]")
+MAX_ID_CHARS = 128
+
+_engine_ids = itertools.count(1)
+
+
+class BoundModel(Struct, frozen=True, kw_only=True):
+    """A model with what serves it."""
+
+    model: Model
+    tokenizer: ModelTokenizer
+    engine: EngineClient | None
+
+
+class BoundRoute(Struct, frozen=True, kw_only=True):
+    """A route with everything that a request of it needs, made at start-up.
+
+    models: by id and alias, with the operation that the core chose for this route; the empty name is the default. others: models of this
+    server that cannot do what the route needs, with what they can. Both are filled when the models' cards are known.
+    """
+
+    endpoint: Endpoint[Any, Any]
+    route: Route
+    settings: EndpointSettings
+    decoder: BodyDecoder
+    stages: Stages
+    id_prefix: str
+    models: dict[str, tuple[BoundModel, str | None]]
+    others: dict[str, tuple[str, ...]]
+    submit: Submit
+    stream: Stream
+
+    def model(self, name: str | None) -> tuple[BoundModel, str | None]:
+        """The model that a request names. Raises: ModelNotFound, UnsupportedOperation."""
+        found = self.models.get(name or "")
+        if found is not None:
+            return found
+        if name in self.others:
+            can = ", ".join(self.others[name]) or "nothing that this server serves"
+            raise UnsupportedOperation(
+                f"Model `{name}` cannot {' or '.join(self.endpoint.operations)}, which {self.route.paths[0]} needs; it can: {can}.",
+                param="model",
+            )
+        raise ModelNotFound(model=name or "(default)", known=sorted({bound.model.id for bound, _ in self.models.values()}))
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A request that is in: what `begin` gives and `run` or `stream` takes, exactly one of them, once."""
+
+    bound: BoundRoute
+    ctx: Context[Any]
+    model: BoundModel
+    ticket: Ticket
+
+
+class Pipeline:
+    """Runs requests. One a server.
+
+    max_prompts: prompts a request may have. default_deadline_s: for requests that name none; 0 for none at all. tokenizers: set before the
+    first request. not_ready: why no request can be served yet, or an empty text.
+    """
+
+    tokenizers: TokenizerPool
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        max_prompts: int,
+        default_deadline_s: float = 0.0,
+        observe: Callable[[Context[Any], BaseException | None], None] | None = None,
+    ) -> None:
+        self.admission = admission
+        self.max_prompts = max_prompts
+        self.default_deadline_s = default_deadline_s
+        self.not_ready = ""
+        self._observe = observe
+
+    def begin(
+        self, bound: BoundRoute, decode: Callable[[], Any], num_bytes: int, headers: Mapping[str, str], timeout_s: float | None
+    ) -> Call:
+        """Admit a request, decode it and find its model.
+
+        Raises: EngineUnavailable while the models load, Overloaded, InvalidBody, ModelNotFound, UnsupportedOperation.
+        """
+        if self.not_ready:
+            raise EngineUnavailable(f"The server is not ready: {self.not_ready}.")
+        ticket = self.admission.enter(num_bytes)
+        try:
+            request: Request = decode()
+            model, operation = bound.model(request.model)
+        except BaseException:
+            self.admission.release(ticket, served=False)
+            raise
+        timeout = timeout_s or self.default_deadline_s
+        ctx: Context[Any] = Context(
+            request=request,
+            endpoint=bound.endpoint,
+            route=bound.route,
+            settings=bound.settings,
+            id=f"{bound.id_prefix}-{_base_id(headers.get('x-request-id'), request.request_id)}",
+            model=model.model,
+            operation=operation,
+            headers=headers,
+            deadline=time.monotonic() + timeout if timeout else None,
+        )
+        return Call(bound=bound, ctx=ctx, model=model, ticket=ticket)
+
+    async def run(self, call: Call) -> bytes:
+        """The answer's body. Raises: ServingError, or whatever a plugin's stage raises."""
+        ctx = call.ctx
+        error: BaseException | None = None
+        try:
+            work = await self._prepare(call)
+            if work is not None:
+                started = time.monotonic()
+                ctx.outputs = await _within(ctx, call.bound.submit(ctx, work))
+                ctx.timings_s["engine"] = time.monotonic() - started
+            return await self._finish(call)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._end(call, error)
+
+    async def stream(self, call: Call) -> AsyncIterator[bytes]:
+        """The bodies of a stream's events. What goes wrong before the first is raised before anything is sent."""
+        error: BaseException | None = None
+        try:
+            work = await self._prepare(call)
+            if work is None:
+                raise BadRequest("This route has no stream.", param="stream")
+            async with aclosing(call.bound.stream(call.ctx, work)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    chunk = call.bound.stages.build_chunk(call.ctx, delta)
+                    if chunk is not None:
+                        yield encode_response(chunk)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._end(call, error)
+
+    async def _prepare(self, call: Call) -> EngineRequest | None:
+        """Stages, tokens, checks and the charge: all that comes before the engine, which an endpoint may not need."""
+        ctx, stages = call.ctx, call.bound.stages
+        started = time.monotonic()
+        prompts = await self._stage(call, stages.preprocess)
+        if len(prompts) > self.max_prompts:
+            raise BadRequest(f"The request has {len(prompts)} prompts; this server takes {self.max_prompts} ([server] max_prompts).")
+        params = await self._stage(call, stages.params) if ctx.operation is not None else None
+        prepared = time.monotonic()
+        ctx.timings_s["preprocess"] = prepared - started
+        if prompts:
+            ctx.prompts = await self.tokenizers.tokenize(call.model.tokenizer, prompts)
+            ctx.timings_s["tokenize"] = time.monotonic() - prepared
+        if params is None:
+            return None
+        _check_prompts(ctx)
+        params = _complete(params, ctx)
+        self.admission.charge(call.ticket, ctx.num_prompt_tokens)
+        prefixes = [prompt.prefix_length for prompt in ctx.prompts]
+        return EngineRequest(
+            id=next(_engine_ids),
+            model=ctx.model.id,
+            token_ids=[pack_ids(prompt.token_ids) for prompt in ctx.prompts],
+            params=params,
+            prefix_lengths=prefixes if any(prefixes) else None,
+            priority=ctx.request.priority or 0,
+            deadline=ctx.deadline,
+        )
+
+    async def _finish(self, call: Call) -> bytes:
+        ctx = call.ctx
+        started = time.monotonic()
+        if call.bound.settings.threaded or num_numbers(ctx.outputs.values) >= OFFLOAD_NUMBERS:
+            body = await asyncio.to_thread(_build, call)
+        else:
+            body = _build(call)
+        ctx.timings_s["build_response"] = time.monotonic() - started
+        return body
+
+    async def _stage(self, call: Call, stage: Callable[[Context[Any]], Any]) -> Any:
+        return await asyncio.to_thread(stage, call.ctx) if call.bound.settings.threaded else stage(call.ctx)
+
+    def _end(self, call: Call, error: BaseException | None) -> None:
+        self.admission.release(call.ticket, served=error is None)
+        call.bound.stages.request_finished(call.ctx, error)
+        if self._observe is not None:
+            self._observe(call.ctx, error)
+
+
+def _build(call: Call) -> bytes:
+    return encode_response(call.bound.stages.build_response(call.ctx))
+
+
+def engine_submit(models: Mapping[str, BoundModel]) -> Submit:
+    """The innermost `submit`: whatever engine serves the request's model."""
+
+    async def submit(ctx: Context[Any], request: EngineRequest) -> PoolingOutputs:
+        engine = models[request.model].engine
+        if engine is None:
+            raise EngineUnavailable(f"No engine serves model `{request.model}`.")
+        return await engine.submit(request)
+
+    return submit
+
+
+def engine_stream(models: Mapping[str, BoundModel]) -> Stream:
+    """The innermost `stream`."""
+
+    async def stream(ctx: Context[Any], request: EngineRequest) -> AsyncIterator[Delta]:
+        engine = models[request.model].engine
+        if engine is None:
+            raise EngineUnavailable(f"No engine serves model `{request.model}`.")
+        async for delta in engine.stream(request):
+            yield delta
+
+    return stream
+
+
+async def _within(ctx: Context[Any], work: Awaitable[PoolingOutputs]) -> PoolingOutputs:
+    """Wait until the request's deadline at most; the engine drops what waits by itself, this ends what runs."""
+    if ctx.deadline is None:
+        return await work
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout_at(loop.time() + ctx.deadline - time.monotonic()):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded from None
+
+
+def _base_id(header: str | None, field: str | None) -> str:
+    """The part of an answer's id that the client may choose: its own id, cleaned and cut, else random."""
+    given = header or field
+    cleaned = _ID_CHARS.sub("", given[: 4 * MAX_ID_CHARS])[:MAX_ID_CHARS] if given else ""
+    return cleaned or secrets.token_hex(8)
+
+
+def _check_prompts(ctx: Context[Any]) -> None:
+    """Lengths and ids against the model, before anything is queued. Raises: EmptyPrompt, PromptTooLong, TokenOutOfVocabulary."""
+    if not ctx.prompts:
+        raise EmptyPrompt("The request has no prompt; at least one is needed.")
+    card = ctx.model.card
+    for prompt in ctx.prompts:
+        count = len(prompt.token_ids)
+        if count == 0:
+            raise EmptyPrompt("A prompt has no token at all.", param=prompt.param)
+        if count > card.max_length:
+            raise PromptTooLong(limit=card.max_length, got=count, param=prompt.param)
+        if max(prompt.token_ids) >= card.vocab_size:
+            raise TokenOutOfVocabulary(token_id=max(prompt.token_ids), vocab_size=card.vocab_size, param=prompt.param)
+
+
+def _complete(params: PoolingParams | SamplingParams, ctx: Context[Any]) -> PoolingParams | SamplingParams:
+    """Fill in the operation that the core chose, and check what needs the model. Raises: BadRequest."""
+    if not isinstance(params, PoolingParams):
+        return params
+    outputs = params.outputs or (ctx.operation or "",)
+    lacking = [name for name in outputs if name not in ctx.model.card.operations]
+    if lacking:
+        can = ", ".join(ctx.model.card.operations)
+        raise UnsupportedOperation(f"Model `{ctx.model.id}` cannot {lacking[0]}; it can: {can}.", param="model")
+    if params.dimensions is not None:
+        ctx.model.check_dimensions(params.dimensions)
+    return PoolingParams(outputs=tuple(outputs), use_activation=params.use_activation, dimensions=params.dimensions)

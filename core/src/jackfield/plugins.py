@@ -1,0 +1,212 @@
+"""Finding, importing and checking plugins: our own loop over entry points, each import isolated, every failure with a name.
+
+pluggy's own loader stops at the first exception and reports nothing. Entry points of the group `jackfield` that the configuration does not
+name are listed and not imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+import msgspec
+import pluggy
+from msgspec import Struct
+
+from jackfield.config import convert, nearest
+from jackfield.endpoint import Endpoint, EndpointRegistry
+from jackfield.errors import ConfigError, PluginError
+from jackfield.hookspecs import APP_PROJECT, PLUGIN_API, AppHooks
+from jackfield.settings import EndpointSettings
+
+__all__ = ["GROUP", "LoadedEndpoint", "PluginInfo", "Plugins", "installed_plugins", "load_plugins"]
+
+log = logging.getLogger("jackfield.plugins")
+
+GROUP = "jackfield"
+State = Literal["loaded", "failed", "not configured"]
+
+
+class PluginInfo(Struct, frozen=True, kw_only=True):
+    """A row of `jackfield plugins`: what is installed and what became of it."""
+
+    name: str
+    distribution: str
+    version: str
+    state: State
+    reason: str = ""
+
+
+class LoadedEndpoint(Struct, frozen=True, kw_only=True):
+    """An endpoint that passed its checks, with its settings."""
+
+    endpoint: Endpoint[Any, Any]
+    settings: EndpointSettings
+    plugin: str
+
+
+class Plugins:
+    """What is loaded. `manager` holds every plugin under its entry point's name, for the app hooks."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(APP_PROJECT)
+        self.manager.add_hookspecs(AppHooks)
+        self.endpoints: dict[str, LoadedEndpoint] = {}
+        self.infos: list[PluginInfo] = []
+
+    def cross_cutting(self) -> list[tuple[str, Any]]:
+        """All loaded plugins by name, sorted: those with stage hooks wrap every endpoint."""
+        return sorted(self.manager.list_name_plugin())
+
+    def call_one(self, name: str, hook: str, **kwargs: Any) -> Any:
+        """Call one plugin's own implementation of an app hook, if it has one."""
+        plugin = self.manager.get_plugin(name)
+        others = [other for _, other in self.manager.list_name_plugin() if other is not plugin]
+        return self.manager.subset_hook_caller(hook, remove_plugins=others)(**kwargs)
+
+
+def installed_plugins() -> list[EntryPoint]:
+    """Entry points of the group, sorted by name, then distribution: the order of the path must not matter."""
+    return sorted(entry_points(group=GROUP), key=lambda point: (point.name, _distribution(point)[0]))
+
+
+def load_plugins(
+    endpoints: Mapping[str, Mapping[str, Any]],
+    plugins: Mapping[str, Mapping[str, Any]],
+    *,
+    on_error: Literal["stop", "skip"] = "stop",
+    installed: Iterable[EntryPoint] | None = None,
+    all_endpoints: bool = False,
+) -> Plugins:
+    """Import and check what the configuration names.
+
+    endpoints, plugins: tables by name. on_error: "skip" lists a failed plugin and goes on without it. all_endpoints: enable every installed
+    endpoint that the tables do not name.
+
+    Raises: ConfigError for a name that is not installed; PluginError, naming the plugin, for one that fails.
+    """
+    loaded = Plugins()
+    found = list(installed) if installed is not None else installed_plugins()
+    by_name: dict[str, list[EntryPoint]] = {}
+    for point in found:
+        by_name.setdefault(point.name, []).append(point)
+    _check_names(endpoints, plugins, by_name)
+    for name, points in by_name.items():
+        distribution, version = _distribution(points[0])
+        wanted = name in endpoints or name in plugins
+        state: State = "not configured"
+        reason = ""
+        if wanted or all_endpoints:
+            state = "loaded"
+            try:
+                kept = _load(loaded, name, points, endpoints.get(name), plugins.get(name))
+                if not wanted and not kept:
+                    _forget(loaded, name)
+                    state = "not configured"
+            except (Exception, SystemExit) as error:  # a plugin's import may do anything; the culprit is named, the others go on
+                _forget(loaded, name)
+                reason = _reason(error)
+                if on_error == "stop" and wanted:
+                    raise PluginError(f"plugin {name!r} ({distribution} {version}): {reason}") from error
+                log.warning("plugin %s (%s %s) is skipped: %s", name, distribution, version, reason)
+                state = "failed"
+        loaded.infos.append(PluginInfo(name=name, distribution=distribution, version=version, state=state, reason=reason))
+    return loaded
+
+
+def _check_names(endpoints: Mapping[str, Any], plugins: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for table, names in (("endpoints", endpoints), ("plugins", plugins)):
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"[{table}.{name}] names a plugin that is not installed (pip install jackfield-{name}?).{nearest(name, known)}"
+                )
+    both = sorted(set(endpoints) & set(plugins))
+    if both:
+        raise ConfigError(f"{both[0]!r} stands under [endpoints] and under [plugins]; an endpoint belongs to [endpoints] alone.")
+
+
+def _distribution(point: EntryPoint) -> tuple[str, str]:
+    return (point.dist.name, point.dist.version) if point.dist is not None else ("unknown", "0")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, PluginError | ConfigError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r}) when imported"
+    return f"{type(error).__name__}: {error}"
+
+
+def _load(
+    loaded: Plugins,
+    name: str,
+    points: list[EntryPoint],
+    endpoint_table: Mapping[str, Any] | None,
+    plugin_table: Mapping[str, Any] | None,
+) -> bool:
+    """Load one plugin; True if it brought an endpoint."""
+    if len(points) > 1:
+        names = " and ".join(_distribution(point)[0] for point in points)
+        raise PluginError(f"{names} both declare the entry point {name!r}; uninstall one")
+    target = points[0].load()
+    _check_api(target)
+    plugin = _instantiate(name, target, plugin_table or {})
+    try:
+        loaded.manager.register(plugin, name=name)
+        loaded.manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(_hook_reason(error)) from error
+    registry = EndpointRegistry()
+    loaded.call_one(name, "jackfield_register_endpoints", registry=registry)
+    return _register(loaded, name, registry, endpoint_table)
+
+
+def _hook_reason(error: pluggy.PluginValidationError) -> str:
+    known = [hook for hook in vars(AppHooks) if hook.startswith("jackfield_")]
+    text = str(error).replace("\n", " ")
+    return f"{text}.{nearest(text.split('hook ')[-1].split(chr(39))[1] if chr(39) in text else '', known)}"
+
+
+def _check_api(target: Any) -> None:
+    api = getattr(target, "PLUGIN_API", 1)
+    if api != PLUGIN_API:
+        raise PluginError(f"it is written for PLUGIN_API {api}, and this jackfield has {PLUGIN_API}; take a version of it made for that")
+
+
+def _instantiate(name: str, target: Any, table: Mapping[str, Any]) -> Any:
+    """A class is made an object, with its settings if it declares a struct of them; a module is taken as it is."""
+    if not inspect.isclass(target):
+        if table:
+            raise ConfigError(f"[plugins.{name}] has keys, but the plugin declares no settings.")
+        return target
+    make: Callable[..., Any] = target
+    kind: type[msgspec.Struct] | None = getattr(target, "settings", None)
+    if kind is None:
+        return make()
+    return make(convert(table, kind, where=f"[plugins.{name}]", prefix=f"plugins.{name}"))
+
+
+def _register(loaded: Plugins, name: str, registry: EndpointRegistry, table: Mapping[str, Any] | None) -> bool:
+    for endpoint in registry.endpoints:
+        if endpoint.name != name:
+            raise PluginError(f"its entry point is named {name!r}, but it registers the endpoint {endpoint.name!r}; the two must be equal")
+        if name in loaded.endpoints:
+            raise PluginError(f"it registers the endpoint {name!r} twice")
+        settings = convert(table or {}, endpoint.settings, where=f"[endpoints.{name}]", prefix=f"endpoints.{name}")
+        loaded.endpoints[name] = LoadedEndpoint(endpoint=endpoint, settings=settings, plugin=name)
+    if table is not None and name not in loaded.endpoints:
+        raise PluginError(
+            f"[endpoints.{name}] names it, but it registers no endpoint; a plugin of another kind belongs to [plugins.{name}]"
+        )
+    return bool(registry.endpoints)
+
+
+def _forget(loaded: Plugins, name: str) -> None:
+    """Nothing of a failed plugin stays registered."""
+    loaded.endpoints.pop(name, None)
+    if loaded.manager.has_plugin(name):
+        loaded.manager.unregister(name=name)

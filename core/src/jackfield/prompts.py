@@ -1,0 +1,78 @@
+"""What `preprocess` returns: prompts, in the forms that the core turns into token ids.
+
+A prompt describes; the tokenizer pool of the core does. All lengths are in tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+__all__ = ["ChatPrompt", "Prompt", "TextPrompt", "TokenizedPrompt", "TokensPrompt", "TruncationSide"]
+
+TruncationSide = Literal["left", "right"]
+
+
+class Prompt(Struct, frozen=True, kw_only=True):
+    """Fields that every form shares. Use one of the subclasses.
+
+    truncate: keep at most this many tokens, special tokens included; -1 keeps the model's maximum; None refuses a prompt that is too long.
+    max_tokens: refuse a prompt of more tokens than this; None leaves it to the model's maximum.
+    truncation_side: the end that is cut off; None is the model's own, right unless its tokenizer says left.
+    param: the request's field that this prompt came from, for error messages (`input[3]`).
+    with_text, with_token_strs: also give back the text of the ids, or each id's vocabulary piece.
+    """
+
+    truncate: int | None = None
+    max_tokens: int | None = None
+    truncation_side: TruncationSide | None = None
+    param: str | None = None
+    with_text: bool = False
+    with_token_strs: bool = False
+
+
+class TextPrompt(Prompt, frozen=True, kw_only=True):
+    """A text.
+
+    prefix: put before the text (a model's instruction for queries, say); a pooler of a model that leaves its instruction out of the
+    vector is told how many tokens it has.
+    """
+
+    text: str
+    prefix: str = ""
+    add_special_tokens: bool = True
+
+
+class TokensPrompt(Prompt, frozen=True, kw_only=True):
+    """Token ids, used as they are: no special token is added."""
+
+    token_ids: list[int]
+
+
+class ChatPrompt(Prompt, frozen=True, kw_only=True):
+    """A conversation, rendered by the model's chat template in a sandbox.
+
+    template_kwargs are variables for the template; they never override an argument of the server's own (`messages`, `tokenize`, ...).
+    """
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] | UnsetType = UNSET
+
+
+class TokenizedPrompt(Struct, frozen=True, kw_only=True):
+    """A prompt after the tokenizer.
+
+    prefix_length: how many leading tokens are the model's instruction (0 when it counts like the rest).
+    text, token_strs: filled where the prompt asked for them.
+    """
+
+    token_ids: list[int]
+    prefix_length: int = 0
+    text: str | None = None
+    token_strs: list[str] | None = None
+    param: str | None = None

@@ -1,0 +1,93 @@
+"""Wire types that every endpoint shares: the base of request bodies, usage, the error body.
+
+A request type is a frozen, keyword-only struct whose fields carry their meaning and bounds in `Meta`; the OpenAPI page is made from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, to_builtins
+
+from jackfield.errors import BadRequest
+
+__all__ = ["ChatMessage", "ContentPart", "ErrorBody", "ErrorDetail", "Request", "TokenId", "Usage", "template_messages"]
+
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+TokenId = Annotated[int, Meta(description="A token id of the model's vocabulary.")]
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """The fields that the core itself reads from a request; request types inherit them.
+
+    Unknown fields are accepted and ignored, as the clients of such servers expect; explicit nulls stand for the default.
+    """
+
+    model: Annotated[str | None, Meta(description="Id or alias of a model of this endpoint; null selects its first model.")] = None
+    user: Annotated[str | None, Meta(description="Accepted for OpenAI's clients; not used.")] = None
+    request_id: Annotated[str | None, Meta(description="Becomes part of the answer's id, unless an X-Request-Id header is sent.")] = None
+    priority: Annotated[Int32 | None, Meta(description="Smaller runs sooner; 0 when left out.")] = None
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Token counts of an answer, after truncation, special tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: dict[str, Any] | None = None
+
+
+class ErrorDetail(Struct, frozen=True, kw_only=True):
+    """What went wrong: `code` is the HTTP status, `param` the field at fault as a path (`input[3]`) or null."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    """The one shape of an error, on every route and for every status."""
+
+    error: ErrorDetail
+
+
+class ContentPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of a message; text is the one kind that is served."""
+
+    type: Annotated[str, Meta(description="`text`; images, audio and video are refused.")]
+    text: str | None = None
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message of a conversation, as chat templates take it."""
+
+    role: Annotated[str, Meta(description="system, developer, user, assistant or tool, as the model's template knows them.")]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+def template_messages(messages: list[ChatMessage], *, param: str = "messages") -> list[dict[str, Any]]:
+    """Messages for a chat template; the text parts of a message are joined by line ends.
+
+    Raises: BadRequest for a part that is no text, or no message at all.
+    """
+    if not messages:
+        raise BadRequest(f"{param} is empty; at least one message is needed.", param=param)
+    converted: list[dict[str, Any]] = []
+    for position, message in enumerate(messages):
+        fields: dict[str, Any] = to_builtins(message)
+        if isinstance(message.content, list):
+            fields["content"] = "\n".join(_text(part, f"{param}[{position}].content[{i}]") for i, part in enumerate(message.content))
+        converted.append(fields)
+    return converted
+
+
+def _text(part: ContentPart, param: str) -> str:
+    if part.type not in ("text", "input_text") or part.text is None:
+        raise BadRequest(f"A content part of type {part.type[:50]!r} is not served; only text is.", param=param)
+    return part.text

@@ -1,0 +1,216 @@
+"""Freezing: from an endpoint and the plugins around it to callables that are bound once, each mistake found here and named.
+
+One child PluginManager an endpoint holds the endpoint itself, innermost, and every plugin with stage hooks around it. So a stage call goes
+through the owner and its wrappers only, whatever number of endpoints and plugins there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pluggy
+
+from jackfield.context import Context
+from jackfield.endpoint import STAGES, Endpoint, Route
+from jackfield.errors import PluginError
+from jackfield.hookspecs import STAGE_PROJECT, StageHooks, Stream, Submit
+from jackfield.outputs import Delta
+from jackfield.params import OPERATIONS, PoolingParams, SamplingParams
+from jackfield.prompts import Prompt
+
+__all__ = ["Stages", "check_endpoint", "fold_stream", "fold_submit"]
+
+log = logging.getLogger("jackfield.stages")
+
+
+class _StageManager(pluggy.PluginManager):
+    """Takes an Endpoint's overridden stage methods as implementations, marker or not."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        if isinstance(plugin, Endpoint):
+            if name not in STAGES or getattr(type(plugin), name) is getattr(Endpoint, name):
+                return None
+            return super().parse_hookimpl_opts(plugin, name) or dict.fromkeys(("wrapper", "hookwrapper", "optionalhook"), False) | {
+                "tryfirst": False,
+                "trylast": False,
+                "specname": None,
+            }
+        return super().parse_hookimpl_opts(plugin, name)
+
+
+class Stages:
+    """The bound stages of one endpoint. After the wrappers, each result is checked against its declared type."""
+
+    def __init__(self, endpoint: Endpoint[Any, Any], plugins: Iterable[tuple[str, Any]]) -> None:
+        """plugins: name and object of every loaded plugin; the first by name is outermost. Raises: PluginError."""
+        self.endpoint = endpoint
+        manager = _StageManager(STAGE_PROJECT)
+        manager.add_hookspecs(StageHooks)
+        _register(manager, endpoint, f"endpoint {endpoint.name!r}")
+        for name, plugin in sorted(plugins, key=lambda item: item[0], reverse=True):
+            if plugin is not endpoint:
+                _register(manager, plugin, f"plugin {name!r}")
+        _check_implementations(manager, endpoint)
+        self._observers = manager.hook.request_finished.get_hookimpls()
+        hook = manager.hook
+        self._preprocess: Callable[..., Any] | None = hook.preprocess if hook.preprocess.get_hookimpls() else None
+        self._pooling_params = hook.pooling_params
+        self._sampling_params = hook.sampling_params
+        self._build_response = hook.build_response
+        self._build_chunk = hook.build_chunk
+
+    def preprocess(self, ctx: Context[Any]) -> Sequence[Prompt]:
+        """The request's prompts; none if the endpoint has no such stage."""
+        if self._preprocess is None:
+            return ()
+        prompts = self._preprocess(ctx=ctx)
+        if not isinstance(prompts, (list, tuple)):
+            raise self._wrong("preprocess", prompts, "a list of prompts")
+        for prompt in prompts:
+            if not isinstance(prompt, Prompt):
+                raise self._wrong("preprocess", prompt, "TextPrompt, TokensPrompt or ChatPrompt objects")
+        return prompts
+
+    def params(self, ctx: Context[Any]) -> PoolingParams | SamplingParams:
+        """What the engine is asked to do: sampling for the operation `generate`, pooling for every other."""
+        stage, kind = (self._sampling_params, SamplingParams) if ctx.operation == "generate" else (self._pooling_params, PoolingParams)
+        params: PoolingParams | SamplingParams = stage(ctx=ctx)
+        if not isinstance(params, kind):
+            raise self._wrong(stage.name, params, f"a {kind.__name__}")
+        return params
+
+    def build_response(self, ctx: Context[Any]) -> Any:
+        """The answer's body."""
+        response = self._build_response(ctx=ctx)
+        kind = ctx.route.response
+        if isinstance(kind, type) and not isinstance(response, kind):
+            raise self._wrong("build_response", response, f"a {kind.__name__}")
+        return response
+
+    def build_chunk(self, ctx: Context[Any], delta: Delta) -> Any:
+        """One event of a stream, or None."""
+        return self._build_chunk(ctx=ctx, delta=delta)
+
+    def request_finished(self, ctx: Context[Any], error: BaseException | None) -> None:
+        """Tell the observers, one by one: what one raises is logged with its plugin's name and stops no other."""
+        for impl in self._observers:
+            arguments = {"ctx": ctx, "error": error}
+            try:
+                impl.function(*(arguments[name] for name in impl.argnames))
+            except Exception:
+                log.exception("request_finished of %s raised", impl.plugin_name)
+
+    def _wrong(self, stage: str, result: Any, expected: str) -> TypeError:
+        return TypeError(f"{stage} of endpoint {self.endpoint.name!r} gave {type(result).__name__}; {expected} is expected")
+
+
+def fold_submit(endpoint: Endpoint[Any, Any], submit: Submit, plugins: pluggy.PluginManager) -> Submit:
+    """Wrap the engine call of an endpoint by every plugin that wants to."""
+    wrapped: Submit = _fold("jackfield_wrap_submit", "submit", endpoint, submit, plugins)
+    return wrapped
+
+
+def fold_stream(endpoint: Endpoint[Any, Any], stream: Stream, plugins: pluggy.PluginManager) -> Stream:
+    """The same for streams."""
+    wrapped: Stream = _fold("jackfield_wrap_stream", "stream", endpoint, stream, plugins)
+    return wrapped
+
+
+def _fold(hook: str, argument: str, endpoint: Endpoint[Any, Any], inner: Any, plugins: pluggy.PluginManager) -> Any:
+    impls = getattr(plugins.hook, hook).get_hookimpls()
+    for impl in sorted(impls, key=lambda impl: impl.plugin_name, reverse=True):
+        arguments = {"endpoint": endpoint, argument: inner}
+        wrapped = impl.function(*(arguments[name] for name in impl.argnames))
+        if wrapped is None:
+            continue
+        if not callable(wrapped):
+            raise PluginError(
+                f"plugin {impl.plugin_name!r}: {hook} returned {type(wrapped).__name__}; an async callable or None is expected"
+            )
+        inner = wrapped
+    return inner
+
+
+def check_endpoint(endpoint: Endpoint[Any, Any]) -> None:
+    """What can be told from an endpoint's class alone. Raises: PluginError."""
+    who = f"endpoint {endpoint.name!r}" if endpoint.name else f"endpoint {type(endpoint).__name__}"
+    if not endpoint.name:
+        raise PluginError(f"{who} has no name")
+    if not endpoint.routes:
+        raise PluginError(f"{who} has no routes")
+    unknown = sorted(set(_operations(endpoint)) - set(OPERATIONS))
+    if unknown:
+        raise PluginError(f"{who} names the operation {unknown[0]!r}, which no engine has; known: {', '.join(OPERATIONS)}")
+    for route in endpoint.routes:
+        _check_route(who, endpoint, route)
+    for stage in STAGES:
+        method = getattr(type(endpoint), stage)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise PluginError(f"{who}: its stage {stage} is async; stages are plain def (awaits belong into jackfield_wrap_submit)")
+    _check_near_misses(who, endpoint)
+
+
+def _operations(endpoint: Endpoint[Any, Any]) -> list[str]:
+    return [*endpoint.operations, *(name for route in endpoint.routes for name in route.operations or ())]
+
+
+def _check_route(who: str, endpoint: Endpoint[Any, Any], route: Route) -> None:
+    if not route.paths or not all(path.startswith("/") and not path.endswith("/") for path in route.paths):
+        raise PluginError(f"{who}: a route's paths must begin with a slash and not end with one: {route.paths!r}")
+    if not (route.id_prefix or endpoint.id_prefix):
+        raise PluginError(f"{who}: {route.paths[0]} has no id_prefix, which its answers' ids begin with")
+
+
+def _check_near_misses(who: str, endpoint: Endpoint[Any, Any]) -> None:
+    """A misspelt stage would silently never run."""
+    own = [name for kind in type(endpoint).__mro__ if kind not in (Endpoint, object) for name in vars(kind)]
+    flat = {stage.replace("_", ""): stage for stage in STAGES}
+    for name in own:
+        if name in STAGES or name.startswith("_") or not callable(getattr(type(endpoint), name, None)):
+            continue
+        close = difflib.get_close_matches(name.replace("_", "").lower(), flat, n=1, cutoff=0.85)
+        if close:
+            raise PluginError(
+                f"{who}: its method {name} is no stage; was {flat[close[0]]!r} meant? (begin its name with _ if it is a helper)"
+            )
+
+
+def _register(manager: pluggy.PluginManager, plugin: Any, who: str) -> None:
+    try:
+        manager.register(plugin, name=who)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(f"{who}: {str(error).replace(chr(10), ' ')}") from error
+
+
+def _check_implementations(manager: pluggy.PluginManager, endpoint: Endpoint[Any, Any]) -> None:
+    who = f"endpoint {endpoint.name!r}"
+    operations = set(_operations(endpoint))
+    needed = {"build_response"}
+    if operations:
+        needed.add("preprocess")
+    if operations - {"generate"}:
+        needed.add("pooling_params")
+    if "generate" in operations:
+        needed.add("sampling_params")
+    if any(route.streams for route in endpoint.routes):
+        needed.add("build_chunk")
+    for stage in STAGES:
+        impls = getattr(manager.hook, stage).get_hookimpls()
+        for impl in impls:
+            if inspect.iscoroutinefunction(impl.function) or inspect.isasyncgenfunction(impl.function):
+                raise PluginError(f"{impl.plugin_name}: its stage {stage} is async; stages are plain def")
+        if stage == "request_finished":
+            continue
+        for impl in impls:
+            if impl.plugin is not endpoint and not impl.wrapper:
+                raise PluginError(
+                    f"{impl.plugin_name}: it implements {stage} for {who}, which is not its own; other plugins wrap a stage "
+                    "(wrapper=True), they never replace it"
+                )
+        if stage in needed and not any(impl.plugin is endpoint for impl in impls):
+            raise PluginError(f"{who} lacks the stage {stage}, which its operations or routes need")

@@ -1,0 +1,171 @@
+"""An engine without a model: every operation, the same answer for the same tokens, latency and faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import numpy as np
+
+from jackfield.client import EngineHealth, EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
+from jackfield.errors import EngineUnavailable, ServingError
+from jackfield.hookspecs import hookimpl
+from jackfield.outputs import Delta, FloatArray, PoolingOutputs
+from jackfield.params import OPERATIONS, PoolingParams, SamplingParams
+
+__all__ = ["FakeEngine"]
+
+
+class FakeEngine:
+    """An EngineClient, and the plugin that offers it for every model.
+
+    embedding_size, num_labels: sizes of its answers. max_length, operations, matryoshka: what its models' cards say. latency_s: how long
+    each request takes. fault: called with each request; an error that it returns is raised. nan: answers hold a NaN.
+
+    `requests` collects what was submitted, `aborted` the ids of requests whose caller gave up. `hold()` keeps all requests waiting until
+    `go()`; `die()` makes it unavailable, as a dead process is.
+    """
+
+    def __init__(
+        self,
+        *,
+        embedding_size: int = 8,
+        num_labels: int = 3,
+        max_length: int = 512,
+        operations: Iterable[str] = OPERATIONS,
+        matryoshka: bool = False,
+        latency_s: float = 0.0,
+        fault: Callable[[EngineRequest], ServingError | None] | None = None,
+        nan: bool = False,
+    ) -> None:
+        self.embedding_size = embedding_size
+        self.num_labels = num_labels
+        self.max_length = max_length
+        self.operations = tuple(operations)
+        self.matryoshka = matryoshka
+        self.latency_s = latency_s
+        self.fault = fault
+        self.nan = nan
+        self.requests: list[EngineRequest] = []
+        self.aborted: list[int] = []
+        self._specs: dict[str, ModelSpec] = {}
+        self._state = EngineHealth(state="stopped")
+        self._holding = False
+        self._waiting: set[asyncio.Event] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @hookimpl
+    def jackfield_engine(self, spec: ModelSpec) -> FakeEngine:
+        """Serve every model."""
+        self._specs[spec.id] = spec
+        return self
+
+    async def start(self, progress: Callable[[Progress], None] | None = None) -> dict[str, ModelCard]:
+        """Cards for the models that it was offered."""
+        self._state = EngineHealth(state="ready")
+        self._loop = asyncio.get_running_loop()
+        return {model: self._card(spec) for model, spec in self._specs.items()}
+
+    async def stop(self) -> None:
+        """Fail what is held."""
+        self._state = EngineHealth(state="stopped")
+        self.go()
+
+    def hold(self) -> None:
+        """Let no request finish from now on."""
+        self._holding = True
+
+    def go(self) -> None:
+        """Let the held requests finish. Like `die`, to be called from any thread."""
+        self._holding = False
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._release)
+
+    def _release(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+    def die(self, detail: str = "killed by a test") -> None:
+        """Be dead: what is held fails, later requests too, health says so."""
+        self._state = EngineHealth(state="dead", detail=detail)
+        self.go()
+
+    async def submit(self, request: EngineRequest) -> PoolingOutputs:
+        """Answer from the tokens alone."""
+        await self._admit(request)
+        params = request.params
+        assert isinstance(params, PoolingParams)
+        values = {name: [self._output(name, ids, params) for ids in request.token_ids] for name in params.outputs}
+        return PoolingOutputs(values=values)
+
+    async def stream(self, request: EngineRequest) -> AsyncIterator[Delta]:
+        """Say the prompt's token ids again, one word a token, up to max_tokens."""
+        await self._admit(request)
+        params = request.params
+        assert isinstance(params, SamplingParams)
+        for index, raw in enumerate(request.token_ids):
+            ids = np.frombuffer(raw, dtype=np.int32).tolist()[: params.max_tokens]
+            for position, token in enumerate(ids):
+                last = position == len(ids) - 1
+                await asyncio.sleep(0)
+                yield Delta(index=index, text=f"{token} ", token_ids=(token,), finish_reason="length" if last else None)
+
+    def health(self) -> EngineHealth:
+        """Ready unless it died."""
+        return self._state
+
+    def stats(self) -> EngineStats:
+        """How many requests came."""
+        return EngineStats(num_steps=len(self.requests), num_sequences=sum(len(r.token_ids) for r in self.requests))
+
+    async def _admit(self, request: EngineRequest) -> None:
+        self.requests.append(request)
+        try:
+            if self._holding:
+                event = asyncio.Event()
+                self._waiting.add(event)
+                try:
+                    await event.wait()
+                finally:
+                    self._waiting.discard(event)
+            if self.latency_s:
+                await asyncio.sleep(self.latency_s)
+        except asyncio.CancelledError:
+            self.aborted.append(request.id)
+            raise
+        if self._state.state != "ready":
+            raise EngineUnavailable(f"The engine is {self._state.state}: {self._state.detail}.")
+        error = self.fault(request) if self.fault is not None else None
+        if error is not None:
+            raise error
+
+    def _output(self, operation: str, ids: bytes, params: PoolingParams) -> FloatArray:
+        tokens = len(ids) // 4
+        shape: tuple[int, ...] = (self.embedding_size,)
+        if operation in ("token_embed", "hidden_states"):
+            shape = (tokens, self.embedding_size)
+        elif operation in ("classify", "token_classify"):
+            shape = (self.num_labels,) if operation == "classify" else (tokens, self.num_labels)
+        elif operation in ("score", "logits"):
+            shape = (1,)
+        values = np.random.default_rng(zlib.crc32(ids + operation.encode())).standard_normal(shape, dtype=np.float32)
+        if operation in ("embed", "token_embed") and params.use_activation is not False:
+            values = values[..., : params.dimensions]
+            values /= np.linalg.norm(values, axis=-1, keepdims=True)
+        if self.nan:
+            values.flat[0] = np.nan
+        return values
+
+    def _card(self, spec: ModelSpec) -> ModelCard:
+        return ModelCard(
+            id=spec.id,
+            path=spec.path,
+            architecture="FakeModel",
+            operations=self.operations,
+            max_length=self.max_length,
+            vocab_size=300,
+            embedding_size=self.embedding_size,
+            matryoshka=self.matryoshka,
+            labels=tuple(f"LABEL_{i}" for i in range(self.num_labels)),
+        )

@@ -1,0 +1,154 @@
+"""A real server on a real socket, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+
+from jackfield.app import App
+from jackfield.config import convert
+from jackfield.endpoint import Endpoint
+from jackfield.plugins import LoadedEndpoint, PluginInfo, Plugins
+from jackfield.settings import Settings
+from jackfield.testing.engine import FakeEngine
+
+__all__ = ["RunningServer", "make_client", "make_server", "write_tokenizer"]
+
+START_TIMEOUT_S = 60.0
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+class RunningServer:
+    """A server that answers: its application, its engine (None if the models are real) and its address."""
+
+    def __init__(self, app: App, engine: FakeEngine | None, url: str) -> None:
+        self.app = app
+        self.engine = engine
+        self.url = url
+
+    def client(self, **options: Any) -> httpx.Client:
+        """A client whose paths are relative to the server."""
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+
+@contextmanager
+def make_client(*plugins: object, **options: Any) -> Iterator[httpx.Client]:
+    """A client of `make_server`, whose arguments it takes."""
+    with make_server(*plugins, **options) as server, server.client() as client:
+        yield client
+
+
+@contextmanager
+def make_server(
+    *plugins: object,
+    engine: FakeEngine | None = None,
+    models: Mapping[str, Mapping[str, Any]] | None = None,
+    endpoints: Mapping[str, Mapping[str, Any]] | None = None,
+    server: Mapping[str, Any] | None = None,
+    real: bool = False,
+) -> Iterator[RunningServer]:
+    """Serve endpoints and plugins.
+
+    plugins: Endpoint objects, and any other plugin objects or modules. engine: a FakeEngine, by default a new one. models: [models]
+    tables; by default one, `fake`, with a tokenizer of single bytes. endpoints: [endpoints] tables by name. server: [server] keys.
+    real: load the models with the torch engine, in this process.
+
+    Raises: StartupError, as `jackfield serve` would.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fake = None if real else (engine or FakeEngine())
+        tables: dict[str, Any] = {
+            "server": dict(server or {}),
+            "models": {name: dict(table) for name, table in (models or {"fake": {"source": write_tokenizer(Path(folder))}}).items()},
+            "engine": {"mode": "thread", "threads": 1},
+            "endpoints": {name: dict(table) for name, table in (endpoints or {}).items()},
+        }
+        settings = convert(tables, Settings, where="the test")
+        loaded = _plugins(plugins, settings)
+        if fake is not None:
+            loaded.manager.register(fake, name="fake-engine")
+        app = App(settings, plugins=loaded)
+        with _serving(app) as url:
+            yield RunningServer(app, fake, url)
+
+
+def _plugins(objects: tuple[object, ...], settings: Settings) -> Plugins:
+    loaded = Plugins()
+    for thing in objects:
+        name = thing.name if isinstance(thing, Endpoint) else getattr(thing, "__name__", type(thing).__name__)
+        loaded.infos.append(PluginInfo(name=name, distribution="test", version="0", state="loaded"))
+        if isinstance(thing, Endpoint):
+            table = settings.endpoints.get(name, {})
+            own = convert(table, thing.settings, where="the test", prefix=f"endpoints.{name}")
+            loaded.endpoints[name] = LoadedEndpoint(endpoint=thing, settings=own, plugin=name)
+        else:
+            loaded.manager.register(thing, name=name)
+            loaded.manager.check_pending()
+    return loaded
+
+
+@contextmanager
+def _serving(app: App) -> Iterator[str]:
+    config = uvicorn.Config(
+        app.asgi, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(server.serve())
+        except BaseException as error:  # uvicorn ends by SystemExit when the lifespan fails; the test wants to see why
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="test-server", daemon=True)
+    thread.start()
+    pause = threading.Event()
+    for _ in range(int(START_TIMEOUT_S / 0.01)):
+        if server.started or not thread.is_alive():
+            break
+        pause.wait(0.01)
+    if not server.started:
+        raise RuntimeError(f"the test server did not start: {app.failure or failure or 'timeout'}")
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def write_tokenizer(folder: Path) -> str:
+    """Write a tokenizer of single bytes, with `<s>` and `</s>` around a text and a small chat template; returns the folder."""
+    alphabet = sorted(ByteLevel.alphabet())
+    special = ["<s>", "</s>", "<pad>"]
+    vocab = {token: index for index, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHAT_TEMPLATE}))
+    return str(folder)

@@ -1,0 +1,321 @@
+"""Tokenizers and chat templates in the HTTP process: a pool of threads, a `tokenizers.Tokenizer` copy for each.
+
+transformers' tokenizer classes resolve a model's files into the one Rust tokenizer, once, with torch hidden from transformers (importing
+it costs 4.7 s and 245 MB). Only `encode_batch_fast` encodes, also a single text: the single call holds the GIL. Truncation and padding are
+never set on the shared object: lengths are cut here, on ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import sys
+import threading
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+from tokenizers import Tokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
+from jackfield.client import ModelCard
+from jackfield.errors import BadRequest, ModelError, NotSupported, PromptTooLong, TokenOutOfVocabulary
+from jackfield.prompts import ChatPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["ModelTokenizer", "TokenizerPool", "hide_torch", "pack_ids"]
+
+log = logging.getLogger("jackfield.tokenization")
+
+# Up to so many characters a request is encoded on the event loop: a hop to a thread costs 30 us, 100 characters 60 us.
+INLINE_CHARS = 400
+INLINE_IDS = 2000
+
+# Arguments of the template call that belong to the server; a request's template_kwargs may not name them.
+_RESERVED_KWARGS = frozenset(
+    {
+        *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "processor_kwargs"),
+    }
+)
+
+
+@contextmanager
+def hide_torch() -> Iterator[None]:
+    """While the block runs, transformers believes that torch is not installed, and remembers it for this process.
+
+    For the process that only tokenizes. Does nothing where torch is imported already.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    find_spec = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, package=None: None if name == "torch" else find_spec(name, package)
+    level = os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it advises to install torch
+    try:
+        from transformers.utils import is_torch_available  # noqa: PLC0415  (this is the import that must not see torch)
+
+        is_torch_available()
+        yield
+    finally:
+        importlib.util.find_spec = find_spec
+        os.environ["TRANSFORMERS_VERBOSITY"] = level
+
+
+def pack_ids(token_ids: list[int]) -> bytes:
+    """Token ids as the engine takes them: native int32."""
+    return array("i", token_ids).tobytes()
+
+
+class ModelTokenizer:
+    """One model's tokenizer: the description of a prompt in, ids out. Methods are synchronous and safe to call from any thread.
+
+    Raises at construction: ModelError when the files hold no fast tokenizer.
+    """
+
+    def __init__(self, card: ModelCard) -> None:
+        self.card = card
+        source = _load(card)
+        self.info = _describe(source)
+        self._source = source
+        self.has_chat_template = bool(source.chat_template)
+        base: Tokenizer = source.backend_tokenizer
+        base.no_truncation()
+        base.no_padding()
+        if card.lowercase:
+            rest = [base.normalizer] if base.normalizer is not None else []
+            base.normalizer = NormalizerSequence([Lowercase(), *rest])
+        self._serialized = base.to_str()
+        self._local = threading.local()
+        self._local.tokenizer = base
+        self.vocab_size = base.get_vocab_size(with_added_tokens=True)
+        self._head, self._tail = _special_tokens(base)
+        self._left = source.truncation_side == "left"
+        self._special_ids = frozenset(source.all_special_ids)
+        self._prefix_lengths: dict[str, int] = {}
+        self._template_lock = threading.Lock()
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
+        """Tokenize all prompts of a request, in order.
+
+        Raises: BadRequest naming the prompt's field, for text that is no text, an id outside the vocabulary, a template's refusal.
+        """
+        texts: list[tuple[int, str, bool]] = []
+        results: list[TokenizedPrompt | None] = [None] * len(prompts)
+        for position, prompt in enumerate(prompts):
+            if isinstance(prompt, TextPrompt):
+                texts.append((position, prompt.prefix + prompt.text, prompt.add_special_tokens))
+            elif isinstance(prompt, ChatPrompt):
+                texts.append((position, self._render(prompt), prompt.add_special_tokens))
+            elif isinstance(prompt, TokensPrompt):
+                self._check_ids(prompt)
+                results[position] = self._result(prompt, _cut(prompt.token_ids, [], [], self._limit(prompt), self._is_left(prompt)))
+            else:
+                raise TypeError(f"preprocess returned {type(prompt).__name__}; TextPrompt, TokensPrompt or ChatPrompt is expected")
+        for special in (True, False):
+            chosen = [(position, text) for position, text, wanted in texts if wanted is special]
+            if not chosen:
+                continue
+            head, tail = (self._head, self._tail) if special else ([], [])
+            encoded = self._encode([text for _, text in chosen], special, [prompts[position].param for position, _ in chosen])
+            for (position, _), ids in zip(chosen, encoded, strict=True):
+                prompt = prompts[position]
+                results[position] = self._result(prompt, _cut(ids, head, tail, self._limit(prompt), self._is_left(prompt)))
+        return [result for result in results if result is not None]
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        """This thread's own copy."""
+        tokenizer: Tokenizer | None = getattr(self._local, "tokenizer", None)
+        if tokenizer is None:
+            tokenizer = self._local.tokenizer = Tokenizer.from_str(self._serialized)
+        return tokenizer
+
+    def _encode(self, texts: list[str], special: bool, params: list[str | None]) -> list[list[int]]:
+        try:
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
+        except TypeError:
+            # tokenizers says only that one of them is no text: half of a surrogate pair has no UTF-8 form.
+            for text, param in zip(texts, params, strict=True):
+                if not _is_unicode(text):
+                    raise BadRequest("The text holds half of a surrogate pair, which is no Unicode text.", param=param) from None
+            raise
+
+    def _result(self, prompt: Prompt, ids: list[int]) -> TokenizedPrompt:
+        if prompt.max_tokens is not None and len(ids) > prompt.max_tokens:
+            raise PromptTooLong(limit=prompt.max_tokens, got=len(ids), param=prompt.param)
+        prefix = prompt.prefix if isinstance(prompt, TextPrompt) else ""
+        return TokenizedPrompt(
+            token_ids=ids,
+            prefix_length=self._prefix_length(prefix) if prefix and self.card.exclude_prompt else 0,
+            text=self._tokenizer.decode(ids, skip_special_tokens=False) if prompt.with_text else None,
+            token_strs=[self._tokenizer.id_to_token(i) or "" for i in ids] if prompt.with_token_strs else None,
+            param=prompt.param,
+        )
+
+    def _prefix_length(self, prefix: str) -> int:
+        """Tokens of an instruction with the special tokens before it, as sentence-transformers counts them (base/model.py)."""
+        length = self._prefix_lengths.get(prefix)
+        if length is None:
+            ids = self._tokenizer.encode_batch_fast([prefix])[0].ids
+            length = len(ids) - (1 if ids and ids[-1] in self._special_ids else 0)
+            if len(self._prefix_lengths) < 1000:
+                self._prefix_lengths[prefix] = length
+        return length
+
+    def _limit(self, prompt: Prompt) -> int | None:
+        if prompt.truncate is None:
+            return None
+        limit = self.card.max_length
+        if prompt.truncate == -1:
+            return limit
+        if not 1 <= prompt.truncate <= limit:
+            raise BadRequest(
+                f"truncate_prompt_tokens is {prompt.truncate}; it must be -1 or from 1 to the model's maximum length of {limit}.",
+                param="truncate_prompt_tokens",
+            )
+        return prompt.truncate
+
+    def _is_left(self, prompt: Prompt) -> bool:
+        return self._left if prompt.truncation_side is None else prompt.truncation_side == "left"
+
+    def _check_ids(self, prompt: TokensPrompt) -> None:
+        size = max(self.vocab_size, self.card.vocab_size) if not prompt.with_text else self.vocab_size
+        if prompt.token_ids and not (min(prompt.token_ids) >= 0 and max(prompt.token_ids) < size):
+            position, bad = next((i, t) for i, t in enumerate(prompt.token_ids) if not 0 <= t < size)
+            raise TokenOutOfVocabulary(token_id=bad, vocab_size=size, param=f"{prompt.param or 'input'}[{position}]")
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        if not self.has_chat_template:
+            raise BadRequest(
+                f"Model `{self.card.id}` has no chat template, so it takes no messages; send text instead.", param=prompt.param
+            )
+        kwargs = {} if prompt.template_kwargs is UNSET else prompt.template_kwargs
+        reserved = sorted(_RESERVED_KWARGS & kwargs.keys())
+        if reserved:
+            raise BadRequest(
+                f"chat_template_kwargs may not set {reserved[0]!r}, an argument of the server's own.", param="chat_template_kwargs"
+            )
+        try:
+            with self._template_lock:  # transformers compiles into a cache that it does not lock
+                text = self._source.apply_chat_template(
+                    prompt.messages,
+                    tools=prompt.tools,
+                    tokenize=False,
+                    add_generation_prompt=prompt.add_generation_prompt,
+                    continue_final_message=prompt.continue_final_message,
+                    **kwargs,
+                )
+        except Exception as error:  # a template is a program of the model's: it raises what it likes, on what the client sent
+            raise BadRequest(f"The chat template refused the messages: {str(error)[:200]}", param=prompt.param) from error
+        assert isinstance(text, str)
+        return text
+
+
+def _cut(ids: list[int], head: list[int], tail: list[int], limit: int | None, left: bool) -> list[int]:
+    """Cut to `limit` tokens from one side of the content, keeping the special tokens at both ends."""
+    if limit is None or len(ids) <= limit:
+        return ids
+    room = limit - len(head) - len(tail)
+    if room <= 0:
+        return [*head, *tail][:limit]
+    content = ids[len(head) : len(ids) - len(tail)]
+    kept = content[-room:] if left else content[:room]
+    return [*head, *kept, *tail]
+
+
+def _load(card: ModelCard) -> PreTrainedTokenizerFast:
+    from transformers import AutoTokenizer  # noqa: PLC0415  (after hide_torch)
+
+    path = Path(card.path)
+    options: dict[str, Any] = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
+    folder = path.parent if options else path
+    try:
+        source = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
+    except Exception as error:  # whatever transformers raises on third parties' files
+        raise ModelError(f"model {card.id!r}: no tokenizer can be loaded from {path}: {error}") from error
+    if not getattr(source, "is_fast", False):
+        raise ModelError(f"model {card.id!r}: {path} has no fast tokenizer (tokenizer.json), and slow ones are not served")
+    loaded: PreTrainedTokenizerFast = source
+    return loaded
+
+
+def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before and after a text. Raises: NotSupported if it is more than a frame around it."""
+    probe = "a"
+    framed = tokenizer.encode_batch_fast([probe], add_special_tokens=True)[0].ids
+    bare = tokenizer.encode_batch_fast([probe], add_special_tokens=False)[0].ids
+    for start in range(len(framed) - len(bare) + 1):
+        if bare and framed[start : start + len(bare)] == bare:
+            return framed[:start], framed[start + len(bare) :]
+    if not bare:
+        raise NotSupported("The tokenizer gives no token for 'a'.")
+    raise NotSupported("The tokenizer's special tokens are no frame around the text.")
+
+
+def _describe(source: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """The tokenizer's settings without paths and objects: what /tokenizer_info shows."""
+    info: dict[str, Any] = {"tokenizer_class": type(source).__name__}
+    for key, value in source.init_kwargs.items():
+        if key.endswith("_file") or key in ("name_or_path", "tokenizer_object", "local_files_only"):
+            continue
+        if isinstance(value, (str, int, float, bool, type(None))):
+            info[key] = value
+        elif hasattr(value, "content"):
+            info[key] = value.content
+    if source.chat_template:
+        info["chat_template"] = source.chat_template
+    return info
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class TokenizerPool:
+    """The threads that tokenize, shared by all models of the server."""
+
+    def __init__(self, num_threads: int) -> None:
+        # The engine has the cores: Rust's own parallelism would fight it, and the threads here already work side by side.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="tokenizer")
+
+    async def tokenize(self, tokenizer: ModelTokenizer, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
+        """Tokenize on the event loop if it is little, else in a thread. Raises: BadRequest."""
+        if _is_little(prompts):
+            return tokenizer(prompts)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, tokenizer, prompts)
+
+    def close(self) -> None:
+        """Wait for the threads to end; what they have not begun is dropped."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _is_little(prompts: Sequence[Prompt]) -> bool:
+    chars = ids = 0
+    for prompt in prompts:
+        if isinstance(prompt, TextPrompt):
+            chars += len(prompt.text) + len(prompt.prefix)
+        elif isinstance(prompt, TokensPrompt):
+            ids += len(prompt.token_ids)
+        else:
+            return False
+        if chars > INLINE_CHARS or ids > INLINE_IDS:
+            return False
+    return True

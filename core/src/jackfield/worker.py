@@ -1,0 +1,134 @@
+"""Entry of the engine process: `python -m jackfield.worker FD`, its end of a socket pair as the only argument.
+
+The step loop runs on the main thread (a background thread loses a third of the cores' work); a second thread only sends heartbeats. The
+process ends when the other end of the socket does, so it never outlives the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+from jackfield.engine.attention import calls_so_far
+from jackfield.engine.core import Engine
+from jackfield.engine.messages import (
+    Abort,
+    Beat,
+    Done,
+    Failed,
+    Frames,
+    FromWorker,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Start,
+    Stop,
+    Submit,
+    ToWorker,
+    frame,
+)
+from jackfield.errors import ModelError, ServingError
+
+__all__ = ["main"]
+
+log = logging.getLogger("jackfield.worker")
+
+_decoder = msgspec.msgpack.Decoder(ToWorker)
+
+
+class _Closed(Exception):
+    """The server's end of the socket is gone."""
+
+
+class Worker:
+    """The engine at its end of the socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._frames = Frames()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._steps = 0
+
+    def run(self) -> int:
+        """Load, then serve until told to stop; returns the exit code."""
+        start = self._wait_for_start()
+        logging.basicConfig(level=start.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        engine = Engine(start.settings)
+        try:
+            cards = engine.load(start.specs, lambda progress: self._send(Loading(progress)))
+        except ModelError as error:
+            self._send(LoadFailed(str(error)))
+            return 2
+        self._send(Loaded(cards))
+        threading.Thread(target=self._beat, args=(engine, start.settings.heartbeat_s), daemon=True).start()
+        while self._receive(engine, wait=not engine.has_work):
+            events = engine.step()
+            self._steps += 1
+            if events:
+                self._send(*(_message(request_id, outcome) for request_id, outcome in events))
+        return 0
+
+    def _wait_for_start(self) -> Start:
+        while True:
+            for message in self._read():
+                if isinstance(message, Start):
+                    return message
+
+    def _receive(self, engine: Engine, *, wait: bool) -> bool:
+        """Take what has arrived; False when it is time to end."""
+        while self._selector.select(None if wait else 0):
+            for message in self._read():
+                if isinstance(message, Submit):
+                    engine.submit(message.request)
+                elif isinstance(message, Abort):
+                    engine.abort(message.id)
+                elif isinstance(message, Stop):
+                    return False
+            wait = not engine.has_work
+        return True
+
+    def _read(self) -> list[ToWorker]:
+        data = self._socket.recv(1 << 20)
+        if not data:
+            raise _Closed
+        return [_decoder.decode(body) for body in self._frames.feed(data)]
+
+    def _send(self, *messages: FromWorker) -> None:
+        data = b"".join([frame(message) for message in messages])
+        with self._lock:
+            self._socket.sendall(data)
+
+    def _beat(self, engine: Engine, seconds: float) -> None:
+        try:
+            while True:
+                self._send(Beat(engine.stats(), calls_so_far() + self._steps))
+                threading.Event().wait(seconds)
+        except OSError:
+            os._exit(1)  # the server is gone, and the main thread may be deep in a step
+
+
+def _message(request_id: int, outcome: object) -> Done | Failed:
+    return Failed.of(request_id, outcome) if isinstance(outcome, ServingError) else Done.of(request_id, outcome)  # type: ignore[arg-type]
+
+
+def main() -> int:
+    """Run on the socket whose descriptor is the first argument."""
+    # The terminal's Ctrl-C goes to the whole group; when to end is the server's decision, told through the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return Worker(socket.socket(fileno=int(sys.argv[1]))).run()
+    except (_Closed, ConnectionError, BrokenPipeError):
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,7 +26,7 @@ from jackfield.plugins import LoadedEndpoint, PluginInfo, Plugins
 from jackfield.settings import Settings
 from jackfield.testing.engine import FakeEngine
 
-__all__ = ["RunningServer", "make_client", "make_server", "write_tokenizer"]
+__all__ = ["RunningServer", "make_client", "make_server", "write_model"]
 
 START_TIMEOUT_S = 60.0
 
@@ -77,7 +77,7 @@ def make_server(
         fake = None if real else (engine or FakeEngine())
         tables: dict[str, Any] = {
             "server": dict(server or {}),
-            "models": {name: dict(table) for name, table in (models or {"fake": {"source": write_tokenizer(Path(folder))}}).items()},
+            "models": {name: dict(table) for name, table in (models or {"fake": {"source": write_model(Path(folder))}}).items()},
             "engine": {"mode": "thread", "threads": 1},
             "endpoints": {name: dict(table) for name, table in (endpoints or {}).items()},
         }
@@ -136,8 +136,9 @@ def _serving(app: App) -> Iterator[str]:
         thread.join(20)
 
 
-def write_tokenizer(folder: Path) -> str:
-    """Write a tokenizer of single bytes, with `<s>` and `</s>` around a text and a small chat template; returns the folder."""
+def write_model(folder: Path) -> str:
+    """Write a model folder without weights; returns it. Its tokenizer has single bytes, `<s>` and `</s>` around a text, and a small chat
+    template. The configuration is that of a BERT, for endpoints that use a model's files and no engine."""
     alphabet = sorted(ByteLevel.alphabet())
     special = ["<s>", "</s>", "<pad>"]
     vocab = {token: index for index, token in enumerate([*special, *alphabet])}
@@ -150,5 +151,7 @@ def write_tokenizer(folder: Path) -> str:
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    model = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 300, "hidden_size": 8, "max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(model))
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHAT_TEMPLATE}))
     return str(folder)

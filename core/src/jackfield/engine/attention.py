@@ -1,9 +1,9 @@
-"""Packed attention: sequences lie end to end in one `[1, T]` row, and each attends to itself alone.
+"""Packed attention: all sequences of a batch lie in one `[1, T]` row, and each attends to itself alone.
 
 Registered under one name in transformers' public attention and mask registries, so modelling code stays untouched. What the batch looks
 like is not passed through the model (DistilBERT drops unknown keyword arguments) but set for the duration of a forward pass.
 
-On a CPU: one scaled-dot-product call for each run of sequences of equal length. On a GPU: torch's variable-length kernel (`varlen.py`).
+On a CPU: one scaled-dot-product call for each size of block (`layout.py`). On a GPU: torch's variable-length kernel (`varlen.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from jackfield.engine.layout import Layout, Region, plan_blocks, plan_end_to_end
 from jackfield.engine.varlen import varlen_attention
 
 __all__ = ["PACKED", "PackedBatch", "calls_so_far", "packed_batch"]
@@ -25,24 +26,27 @@ PACKED = "jackfield_packed"
 
 
 class PackedBatch:
-    """The layout of one forward pass.
+    """One forward pass: its layout and, on a CPU, the masks of its blocks.
 
-    lengths: tokens of each sequence, in the order in which they lie. groups: runs of equal length as (start, end, count, length).
-    num_calls counts the attention calls of the pass: the load-time check wants one a layer.
+    rows: index of every token in the row, sequence by sequence: what gathers the hidden states.
     """
 
-    __slots__ = ("causal", "cu_seqlens", "groups", "lengths", "max_length", "num_calls")
+    __slots__ = ("causal", "cu_seqlens", "layout", "masks", "max_length", "rows")
 
-    def __init__(self, lengths: list[int], device: torch.device, *, causal: bool) -> None:
-        self.lengths = lengths
+    def __init__(self, lengths: list[int], device: torch.device, dtype: torch.dtype, *, causal: bool) -> None:
         self.causal = causal
-        self.num_calls = 0
         self.max_length = max(lengths)
-        self.groups = _groups(lengths)
         self.cu_seqlens: torch.Tensor | None = None
-        if device.type != "cpu":
+        self.masks: list[tuple[Region, torch.Tensor | None]] = []
+        if device.type == "cpu":
+            self.layout = plan_blocks(lengths)
+            owners = _owners(self.layout)
+            self.masks = [(region, _mask(owners[region.start : region.end], region, dtype, causal)) for region in self.layout.regions]
+        else:
+            self.layout = plan_end_to_end(lengths)
             ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
             self.cu_seqlens = ends.to(device, non_blocking=True)
+        self.rows = torch.cat([torch.arange(s, s + n) for s, n in zip(self.layout.starts, lengths, strict=True)])
 
 
 _current: ContextVar[PackedBatch] = ContextVar("jackfield_packed_batch")
@@ -64,15 +68,23 @@ def packed_batch(batch: PackedBatch) -> Iterator[PackedBatch]:
         _current.reset(token)
 
 
-def _groups(lengths: list[int]) -> list[tuple[int, int, int, int]]:
-    groups: list[tuple[int, int, int, int]] = []
-    start = first = 0
-    for position in range(1, len(lengths) + 1):
-        if position == len(lengths) or lengths[position] != lengths[first]:
-            end = start + lengths[first] * (position - first)
-            groups.append((start, end, position - first, lengths[first]))
-            start, first = end, position
-    return groups
+def _owners(layout: Layout) -> torch.Tensor:
+    """For each token of the row the number of its sequence; -1 for padding, which attends to padding."""
+    owners = torch.full((layout.total,), -1, dtype=torch.int32)
+    for number, (start, length) in enumerate(zip(layout.starts, layout.lengths, strict=True)):
+        owners[start : start + length] = number
+    return owners
+
+
+def _mask(owners: torch.Tensor, region: Region, dtype: torch.dtype, causal: bool) -> torch.Tensor | None:
+    """`[count, 1, size, size]` to be added to the scores, or None where every block is one whole sequence."""
+    owners = owners.view(region.count, region.size)
+    if not causal and bool((owners == owners[:, :1]).all()):
+        return None
+    together = owners[:, :, None] == owners[:, None, :]
+    if causal:
+        together &= torch.ones(region.size, region.size, dtype=torch.bool).tril()
+    return torch.zeros(together.shape, dtype=dtype).masked_fill_(~together, float("-inf")).unsqueeze(1)
 
 
 def _attend(
@@ -89,24 +101,25 @@ def _attend(
     global _calls
     _calls += 1
     batch = _current.get()
-    batch.num_calls += 1
-    causal = batch.causal and bool(getattr(module, "is_causal", True))
     if batch.cu_seqlens is not None:
-        return varlen_attention(query, key, value, batch.cu_seqlens, batch.max_length, scaling, causal), None
-    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    grouped = q.shape[1] != k.shape[1]
-    out = torch.empty((1, *q.shape[:2], v.shape[2]), dtype=q.dtype, device=q.device)
-    for start, end, count, length in batch.groups:
-        part = scaled_dot_product_attention(
-            q[start:end].view(count, length, *q.shape[1:]).transpose(1, 2),
-            k[start:end].view(count, length, *k.shape[1:]).transpose(1, 2),
-            v[start:end].view(count, length, *v.shape[1:]).transpose(1, 2),
-            is_causal=causal and length > 1,
-            scale=scaling,
-            enable_gqa=grouped,
-        )
-        out[0, start:end] = part.transpose(1, 2).reshape(end - start, *out.shape[2:])
-    return out, None
+        return varlen_attention(query, key, value, batch.cu_seqlens, batch.max_length, scaling, batch.causal), None
+    parts = [_attend_blocks(query, key, value, region, mask, scaling) for region, mask in batch.masks]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+
+
+def _attend_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, region: Region, mask: torch.Tensor | None, scaling: float | None
+) -> torch.Tensor:
+    """The blocks of one region: `[count * size, heads, dim]`, nothing copied on the way in or out."""
+
+    def blocks(states: torch.Tensor) -> torch.Tensor:
+        rows = states[0].transpose(0, 1)[region.start : region.end]
+        return rows.view(region.count, region.size, *rows.shape[1:]).transpose(1, 2)
+
+    out = scaled_dot_product_attention(
+        blocks(query), blocks(key), blocks(value), attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -53,6 +53,7 @@ class Engine:
             progress(Progress(model=spec.id, what="loading models", done=position, total=len(specs)))
             self._runners[spec.id] = load_model(spec)
         progress(Progress(model="", what="loading models", done=len(specs), total=len(specs)))
+        self._scheduler.by_length = {model for model, runner in self._runners.items() if not runner.packed}
         on_gpu = any(runner.card.device != "cpu" for runner in self._runners.values())
         self._scheduler.token_budget = self.settings.token_budget or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
         return {model: runner.card for model, runner in self._runners.items()}

@@ -17,9 +17,10 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging as transformers_logging
 
 from jackfield.client import ModelCard, ModelSpec
-from jackfield.engine.attention import PACKED, PackedBatch, packed_batch
+from jackfield.engine.attention import PACKED, calls_so_far
 from jackfield.engine.cpu import has_fast_bfloat16
 from jackfield.engine.files import DenseFiles, ModelFiles, read_model_files
+from jackfield.engine.linear import speed_up
 from jackfield.engine.pooler import Dense, Pooler
 from jackfield.engine.runner import ModelRunner
 from jackfield.errors import ModelError
@@ -51,14 +52,19 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     names = inspect.signature(model.forward).parameters
     forward_args: dict[str, Any] = {"use_cache": False} if "use_cache" in names else {}
     card = msgspec.structs.replace(files.card, dtype=str(dtype).removeprefix("torch."), device=str(device))
+    runner = _runner(card, model, pooler, files, forward_args, packed=False)
+    trial = _trial(runner)
+    alone = _alone(runner, trial)
     why = _why_not_packed(model, names)
-    runner = _runner(card, model, pooler, files, forward_args, packed=not why)
     if not why:
-        why = _check(runner, model, packed=True)
+        if device.type == "cpu":
+            log.debug("model %s: %d linear layers replaced", spec.id, speed_up(model))
+        runner = _runner(card, model, pooler, files, forward_args, packed=True)
+        why = _check(runner, trial, alone)
     if why:
         log.info("model %s: runs in length buckets: %s", spec.id, why)
         runner = _runner(card, model, pooler, files, forward_args, packed=False)
-        problem = _check(runner, model, packed=False)
+        problem = _check(runner, trial, alone)
         if problem:
             raise ModelError(f"model {spec.id!r}: results depend on the batch even in length buckets: {problem}")
     return runner
@@ -166,38 +172,28 @@ def _why_not_packed(model: torch.nn.Module, names: Any) -> str:
     return ""
 
 
-@torch.inference_mode()
-def _check(runner: ModelRunner, model: torch.nn.Module, *, packed: bool) -> str:
-    """Run the trial batched and one by one with transformers' own attention; say how they differ, or nothing."""
+def _trial(runner: ModelRunner) -> list[bytes]:
+    """Prompts for the check, shortest first."""
     limit = runner.card.max_length
-    prompts = [_trial_ids(runner, min(length, limit), seed) for seed, length in enumerate(TRIAL_LENGTHS)]
-    prompts.sort(key=len)
-    if packed:
-        calls, layers = _count_calls(runner, prompts[0]), int(getattr(model.config, "num_hidden_layers", 0))
+    return sorted((_trial_ids(runner, min(length, limit), seed) for seed, length in enumerate(TRIAL_LENGTHS)), key=len)
+
+
+@torch.inference_mode()
+def _alone(runner: ModelRunner, prompts: list[bytes]) -> torch.Tensor:
+    """Hidden states of the trial one by one, by transformers' own modules and attention: what is right."""
+    return torch.cat([runner.hidden([prompt]) for prompt in prompts]).float()
+
+
+@torch.inference_mode()
+def _check(runner: ModelRunner, prompts: list[bytes], alone: torch.Tensor) -> str:
+    """Run the trial as one batch; say how it differs from what is right, or nothing."""
+    before = calls_so_far()
+    together = runner.hidden(prompts).float()
+    if runner.packed:
+        calls, layers = calls_so_far() - before, int(getattr(runner.model.config, "num_hidden_layers", 0))
         if calls != layers:
             return f"{calls} attention calls in a pass of {layers} layers went through the interface"
-    together = runner.hidden(prompts)
-    _set_attention(model, "sdpa")
-    try:
-        alone = torch.cat([_alone(runner, model, prompt) for prompt in prompts])
-    finally:
-        if packed:
-            _set_attention(model, PACKED)
-    return _difference(together.float(), alone.float(), half=next(model.parameters()).dtype != torch.float32)
-
-
-def _count_calls(runner: ModelRunner, prompt: bytes) -> int:
-    ids = torch.from_numpy(np.frombuffer(prompt, dtype=np.int32).astype(np.int64))[None].to(runner.device)
-    batch = PackedBatch([ids.shape[1]], runner.device, causal=runner.causal)
-    with packed_batch(batch):
-        runner.model(input_ids=ids, **runner.forward_args)
-    return batch.num_calls
-
-
-def _alone(runner: ModelRunner, model: torch.nn.Module, prompt: bytes) -> torch.Tensor:
-    ids = torch.from_numpy(np.frombuffer(prompt, dtype=np.int32).astype(np.int64))[None].to(runner.device)
-    hidden: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), **runner.forward_args).last_hidden_state[0]
-    return hidden
+    return _difference(together, alone, half=runner.dtype != torch.float32)
 
 
 def _difference(together: torch.Tensor, alone: torch.Tensor, *, half: bool) -> str:

@@ -50,9 +50,12 @@ class Pooler:
         """hidden: `[T, H]`, the sequences' states end to end in their order. One result a sequence."""
         wanted = [_wanted(s) for s in sequences]
         vectors = unit = None
+        finite: list[bool] = [True] * len(sequences)
         if any("embed" in params.outputs for params in wanted):
             vectors = self.pool(hidden, sequences)
             unit = normalize(vectors, dim=1)
+            finite = torch.isfinite(vectors).all(dim=1).tolist()
+            vectors, unit = vectors.cpu(), unit.cpu()
         results: list[SequenceResult] = []
         start = 0
         for row, (sequence, params) in enumerate(zip(sequences, wanted, strict=True)):
@@ -67,7 +70,7 @@ class Pooler:
                 else:
                     states = hidden[start:end].float()
                     values[output] = normalize(states, dim=1) if output == "token_embed" and activate else states
-            results.append(_finite(values))
+            results.append(_arrays(values, finite[row]))
             start = end
         return results
 
@@ -127,8 +130,7 @@ def _shorten(vector: torch.Tensor, params: PoolingParams, activate: bool) -> tor
     return normalize(short, dim=0) if activate else short
 
 
-def _finite(values: dict[str, torch.Tensor]) -> SequenceResult:
-    arrays = {name: value.cpu().numpy() for name, value in values.items()}
-    if any(not torch.isfinite(value).all() for value in values.values()):
+def _arrays(values: dict[str, torch.Tensor], finite: bool) -> SequenceResult:
+    if not finite or any(name != "embed" and not torch.isfinite(value).all() for name, value in values.items()):
         return NonFiniteOutput("The model gave non-finite values (NaN or infinity) for this input.")
-    return arrays
+    return {name: value.cpu().numpy() for name, value in values.items()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from jackfield.client import ModelCard
 from jackfield.engine.attention import PackedBatch, packed_batch
@@ -39,9 +41,9 @@ class ModelRunner:
         self.packed = packed
         self.causal = causal
         self.forward_args = forward_args
-        self.device = next(model.parameters()).device
-        longest = card.max_length + position_offset + 1
-        self._positions = torch.arange(position_offset, longest)
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self._positions = np.arange(position_offset, card.max_length + position_offset + 1)
 
     @torch.inference_mode()
     def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
@@ -66,24 +68,31 @@ class ModelRunner:
 
     def hidden(self, token_ids: list[bytes]) -> torch.Tensor:
         """Last hidden states `[T, H]` of prompts given shortest first, end to end."""
-        lengths = [len(ids) // 4 for ids in token_ids]
-        ids = torch.from_numpy(np.frombuffer(b"".join(token_ids), dtype=np.int32).astype(np.int64))
-        if self.packed:
-            return self._packed(ids, lengths)
-        return self._buckets(ids, lengths)
+        prompts = [np.frombuffer(ids, dtype=np.int32) for ids in token_ids]
+        return self._packed(prompts) if self.packed else self._buckets(prompts)
 
-    def _packed(self, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-        positions = torch.cat([self._positions[:length] for length in lengths])
-        batch = PackedBatch(lengths, self.device, causal=self.causal)
+    def _packed(self, prompts: list[NDArray[np.int32]]) -> torch.Tensor:
+        lengths = [len(prompt) for prompt in prompts]
+        batch = PackedBatch(lengths, self.device, self.dtype, causal=self.causal)
+        # Padding is the token 0 at the first position: any valid one will do, nothing of it is read.
+        ids = np.zeros(batch.layout.total, dtype=np.int64)
+        positions = np.full(batch.layout.total, self._positions[0], dtype=np.int64)
+        for prompt, start in zip(prompts, batch.layout.starts, strict=True):
+            ids[start : start + len(prompt)] = prompt
+            positions[start : start + len(prompt)] = self._positions[: len(prompt)]
         with packed_batch(batch):
-            output = self.model(input_ids=ids[None].to(self.device), position_ids=positions[None].to(self.device), **self.forward_args)
+            output = self.model(
+                input_ids=torch.from_numpy(ids)[None].to(self.device),
+                position_ids=torch.from_numpy(positions)[None].to(self.device),
+                **self.forward_args,
+            )
         hidden: torch.Tensor = output.last_hidden_state[0]
-        return hidden
+        return hidden.index_select(0, batch.rows.to(self.device))
 
-    def _buckets(self, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    def _buckets(self, prompts: list[NDArray[np.int32]]) -> torch.Tensor:
         parts: list[torch.Tensor] = []
-        for start, end, count, length in PackedBatch(lengths, torch.device("cpu"), causal=self.causal).groups:
-            batch = ids[start:end].view(count, length).to(self.device)
+        for _, group in itertools.groupby(prompts, key=len):
+            batch = torch.from_numpy(np.stack(list(group)).astype(np.int64)).to(self.device)
             output = self.model(input_ids=batch, attention_mask=torch.ones_like(batch), **self.forward_args)
             parts.append(output.last_hidden_state.flatten(0, 1))
         return torch.cat(parts)

@@ -1,0 +1,37 @@
+"""Request bodies of real English in mixed lengths: the documentation topics that ship with CPython.
+
+`embed1` has one sentence a request, `embed32` thirty-two. The same seed gives the same bodies, so rounds and servers are comparable.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pydoc_data.topics import topics
+
+__all__ = ["bodies", "sentences"]
+
+SEED = 7
+MIN_CHARS, MAX_CHARS = 15, 1200
+
+
+def sentences() -> list[str]:
+    """Sentences and short paragraphs, shuffled; some occur twice, as real texts do."""
+    text = "\n".join(topics[name] for name in sorted(topics))
+    pieces = [" ".join(piece.split()) for piece in re.split(r"(?<=[.!?])\s+|\n\n", text)]
+    kept = [piece for piece in pieces if MIN_CHARS <= len(piece) <= MAX_CHARS]
+    random.Random(SEED).shuffle(kept)
+    return kept
+
+
+def bodies(kind: str, model: str) -> list[tuple[int, bytes]]:
+    """(texts in it, body) of each request. Raises: ValueError for a kind that is not known."""
+    texts = sentences()[:2000]
+    if kind == "embed1":
+        inputs: list[str | list[str]] = list(texts)
+    elif kind == "embed32":
+        inputs = [texts[start : start + 32] for start in range(0, 1984, 32)]
+    else:
+        raise ValueError(f"unknown workload {kind!r}")
+    return [(1 if isinstance(given, str) else len(given), json.dumps({"model": model, "input": given}).encode()) for given in inputs]

@@ -87,8 +87,9 @@ class JoinedLinear(torch.nn.Module):
     def __init__(self, layers: list[torch.nn.Linear]) -> None:
         super().__init__()
         weights: list[torch.Tensor] = [layer.weight for layer in layers]
-        biases: list[torch.Tensor] = [layer.bias for layer in layers if isinstance(layer.bias, torch.Tensor)]
-        self._linear = ReorderedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
+        biases: list[torch.Tensor | None] = [layer.bias for layer in layers]
+        present = [bias for bias in biases if bias is not None]
+        self._linear = ReorderedLinear(torch.cat(weights), torch.cat(present) if present else None)
         self._sizes = [layer.out_features for layer in layers]
         self._input: torch.Tensor | None = None
         self._pending: dict[int, torch.Tensor] = {}

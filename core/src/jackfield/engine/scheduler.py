@@ -5,7 +5,7 @@ the oldest of the best priority first. What fills the rest of the budget depends
 (`by_length`), those nearest to it in length; where they are packed, the next oldest, since blocks fill best with mixed lengths (905 texts/s
 in order of age against 803 sorted by length, MiniLM in bfloat16, benchmarks/ledger.md). Among lengths, whoever has waited longer than
 `max_wait_s` is taken first, in order of age. So nobody starves: the oldest always runs, and after `max_wait_s` a sequence is overtaken by
-older ones only.
+older ones only. A prompt that the step holds already costs nothing of its budget: the runner computes it once.
 """
 
 from __future__ import annotations
@@ -168,17 +168,20 @@ class Scheduler:
         if not window:
             return budget
         picked: list[Sequence] = []
+        held = {sequence.token_ids for sequence in chosen}
         for position, sequence in enumerate(window):
             if position and sequence.group.arrival > overdue:
                 break
-            if sequence.length > budget and (chosen or picked):
+            cost = 0 if sequence.token_ids in held else sequence.length
+            if cost > budget and (chosen or picked):
                 break
             picked.append(sequence)
-            budget -= sequence.length
+            held.add(sequence.token_ids)
+            budget -= cost
         rest = window[len(picked) :]
         if budget > 0 and picked:
-            near = _nearest(rest, window[0].length, budget)
-            budget -= sum(s.length for s in near)
+            near = _nearest(rest, window[0].length, budget, held)
+            budget -= sum(sequence.length for sequence in near if sequence.token_ids not in held)
             taken = set(map(id, near))
             rest = [s for s in rest if id(s) not in taken]
             picked += near
@@ -206,11 +209,13 @@ def _length(sequence: Sequence) -> int:
     return sequence.length
 
 
-def _nearest(candidates: Iterable[Sequence], length: int, budget: int) -> list[Sequence]:
+def _nearest(candidates: Iterable[Sequence], length: int, budget: int, held: set[bytes]) -> list[Sequence]:
     """Those nearest in length, as many as fit the budget; the older first among equals."""
     near: list[Sequence] = []
     for sequence in sorted(candidates, key=lambda s: abs(s.length - length)):
-        if sequence.length <= budget:
+        if sequence.token_ids in held:
+            near.append(sequence)
+        elif sequence.length <= budget:
             near.append(sequence)
             budget -= sequence.length
     return near

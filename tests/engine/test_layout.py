@@ -1,0 +1,234 @@
+"""Where sequences lie in a packed row, and that attention over the row is attention over each sequence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from jackfield.engine.attention import PACKED, PackedBatch, calls_so_far, packed_batch
+from jackfield.engine.layout import BLOCK, Layout, Region, plan_blocks, plan_end_to_end
+
+thorough = settings(max_examples=100, deadline=None)
+with_torch = settings(max_examples=50, deadline=None)
+any_lengths = st.lists(st.integers(1, 300) | st.integers(1, 40), min_size=1, max_size=60)
+small_lengths = st.lists(st.integers(1, 150), min_size=1, max_size=12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def spans(layout: Layout) -> list[tuple[int, int]]:
+    """Begin and end of each sequence, in order of place."""
+    return sorted((start, start + length) for start, length in zip(layout.starts, layout.lengths, strict=True))
+
+
+def blocks(layout: Layout) -> list[tuple[int, int]]:
+    return [
+        (region.start + number * region.size, region.start + (number + 1) * region.size)
+        for region in layout.regions
+        for number in range(region.count)
+    ]
+
+
+@thorough
+@given(any_lengths)
+def test_sequences_do_not_overlap(lengths: list[int]) -> None:
+    layout = plan_blocks(lengths)
+    assert layout.lengths == lengths
+    placed = spans(layout)
+    assert placed[0][0] >= 0
+    assert all(end <= start for (_, end), (start, _) in pairwise(placed))
+    assert placed[-1][1] <= layout.total
+
+
+@thorough
+@given(any_lengths)
+def test_each_sequence_lies_in_one_block(lengths: list[int]) -> None:
+    layout = plan_blocks(lengths)
+    for start, end in spans(layout):
+        assert sum(low <= start and end <= high for low, high in blocks(layout)) == 1
+
+
+@thorough
+@given(any_lengths)
+def test_regions_tile_the_row(lengths: list[int]) -> None:
+    layout = plan_blocks(lengths)
+    assert layout.regions
+    position = 0
+    for region in layout.regions:
+        assert region.start == position
+        assert region.count >= 1
+        assert region.size >= 1
+        position = region.end
+    assert position == layout.total
+    cut = blocks(layout)
+    assert cut[0][0] == 0
+    assert all(high == low for (_, high), (low, _) in pairwise(cut))
+    sizes = [region.size for region in layout.regions]
+    assert sizes == sorted(set(sizes)), "one region a size: one attention call a size"
+
+
+@thorough
+@given(any_lengths)
+def test_sizes_of_blocks(lengths: list[int]) -> None:
+    """Multiples of 64, no larger than the longest sequence needs; a batch that fits into one block takes a multiple of 16."""
+    layout = plan_blocks(lengths)
+    total = sum(lengths)
+    if total <= BLOCK:
+        assert [region.count for region in layout.regions] == [1]
+        assert layout.total % 16 == 0
+        assert total <= layout.total < total + 16
+    else:
+        assert all(region.size % BLOCK == 0 for region in layout.regions)
+        assert max(region.size for region in layout.regions) == -(-max(lengths) // BLOCK) * BLOCK
+
+
+@thorough
+@given(any_lengths.filter(lambda lengths: sum(lengths) > BLOCK))
+def test_blocks_are_at_least_half_full(lengths: list[int]) -> None:
+    assert sum(lengths) / plan_blocks(lengths).total >= 0.5
+
+
+@thorough
+@given(any_lengths)
+def test_no_two_blocks_could_be_one(lengths: list[int]) -> None:
+    """Of blocks of 64 at most one is half empty, or the sequences of two would have shared one."""
+    layout = plan_blocks(lengths)
+    fills = [sum(end - start for start, end in spans(layout) if low <= start < high) for low, high in blocks(layout) if high - low == BLOCK]
+    assert sum(fill <= BLOCK // 2 for fill in fills) <= 1
+
+
+@thorough
+@given(any_lengths)
+def test_end_to_end(lengths: list[int]) -> None:
+    layout = plan_end_to_end(lengths)
+    assert (layout.lengths, layout.total, layout.regions) == (lengths, sum(lengths), [])
+    assert layout.starts == [sum(lengths[:position]) for position in range(len(lengths))]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "starts", "regions"),
+    [
+        ([1], [0], [Region(0, 1, 16)]),
+        ([16], [0], [Region(0, 1, 16)]),
+        ([17], [0], [Region(0, 1, 32)]),
+        ([3, 61], [0, 3], [Region(0, 1, 64)]),
+        ([65], [0], [Region(0, 1, 128)]),
+        ([4, 60, 64], [124, 64, 0], [Region(0, 2, 64)]),
+        ([10, 64, 100], [164, 0, 64], [Region(0, 1, 64), Region(64, 1, 128)]),
+    ],
+    ids=str,
+)
+def test_layouts(lengths: list[int], starts: list[int], regions: list[Region]) -> None:
+    layout = plan_blocks(lengths)
+    assert (layout.starts, layout.regions, layout.total) == (starts, regions, regions[-1].end)
+
+
+class States:
+    """Random query, key and value of a packed row, `[1, heads, T, dim]`; what lies between the sequences is random, too."""
+
+    def __init__(self, batch: PackedBatch, heads: int, kv_heads: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        total, dim = batch.layout.total, 8
+        self.query = torch.randn(1, heads, total, dim, generator=generator)
+        self.key = torch.randn(1, kv_heads, total, dim, generator=generator)
+        self.value = torch.randn(1, kv_heads, total, dim, generator=generator)
+
+    def packed(self, batch: PackedBatch, scaling: float | None) -> torch.Tensor:
+        """Through the name that a model's configuration gives transformers: `[T, heads, dim]`."""
+        attend: Any = AttentionInterface()[PACKED]
+        with packed_batch(batch):
+            out, weights = attend(torch.nn.Identity(), self.query, self.key, self.value, None, scaling=scaling)
+        assert weights is None
+        assert out.shape == (1, self.query.shape[2], self.query.shape[1], self.query.shape[3])
+        rows: torch.Tensor = out[0]
+        return rows
+
+    def alone(self, start: int, end: int, causal: bool, scaling: float | None) -> torch.Tensor:
+        """The sequence that lies there, by itself: `[n, heads, dim]`."""
+        groups = self.query.shape[1] // self.key.shape[1]
+        key, value = (states.repeat_interleave(groups, dim=1)[:, :, start:end] for states in (self.key, self.value))
+        out = scaled_dot_product_attention(self.query[:, :, start:end], key, value, is_causal=causal, scale=scaling)
+        return out[0].transpose(0, 1)
+
+
+def make_batch(lengths: list[int], *, causal: bool) -> PackedBatch:
+    return PackedBatch(lengths, torch.device("cpu"), torch.float32, causal=causal)
+
+
+@with_torch
+@given(small_lengths, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.2]), st.integers(0, 2**16))
+def test_packed_attention_is_attention_alone(
+    lengths: list[int], causal: bool, heads: tuple[int, int], scaling: float | None, seed: int
+) -> None:
+    batch = make_batch(lengths, causal=causal)
+    states = States(batch, *heads, seed)
+    out = states.packed(batch, scaling).index_select(0, batch.rows)
+    parts = [states.alone(s, s + n, causal, scaling) for s, n in zip(batch.layout.starts, lengths, strict=True)]
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(out, torch.cat(parts), atol=1e-5, rtol=0)
+
+
+@with_torch
+@given(small_lengths, st.booleans(), st.integers(0, 2**16))
+def test_neighbours_do_not_matter(lengths: list[int], causal: bool, seed: int) -> None:
+    """Other values in every other sequence and in the padding leave a sequence as it was."""
+    batch = make_batch(lengths, causal=causal)
+    before, after = States(batch, 2, 2, seed), States(batch, 2, 2, seed + 1)
+    kept = seed % len(lengths)
+    here = slice(batch.layout.starts[kept], batch.layout.starts[kept] + lengths[kept])
+    for name in ("query", "key", "value"):
+        getattr(after, name)[:, :, here] = getattr(before, name)[:, :, here]
+    assert torch.equal(before.packed(batch, None)[here], after.packed(batch, None)[here])
+
+
+@with_torch
+@given(small_lengths)
+def test_rows_gather_sequence_by_sequence(lengths: list[int]) -> None:
+    batch = make_batch(lengths, causal=False)
+    expected = [row for start, length in zip(batch.layout.starts, lengths, strict=True) for row in range(start, start + length)]
+    assert batch.rows.tolist() == expected
+    assert batch.max_length == max(lengths)
+
+
+def test_whole_blocks_need_no_mask() -> None:
+    """Where every block is one sequence, the fast path without a mask; with a second one in it, or causal, a mask."""
+    assert [mask is None for _, mask in make_batch([64, 64, 128], causal=False).masks] == [True, True]
+    assert [mask is None for _, mask in make_batch([64, 63, 128], causal=False).masks] == [False, True]
+    assert [mask is None for _, mask in make_batch([64, 128], causal=True).masks] == [False, False]
+
+
+def test_transformers_builds_no_mask() -> None:
+    build: Any = AttentionMaskInterface()[PACKED]
+    assert build(batch_size=1, q_length=5, kv_length=5) is None
+
+
+def test_batches_nest_and_end() -> None:
+    """The layout is that of the innermost block; outside of any there is none."""
+    outer, inner = make_batch([70, 5], causal=False), make_batch([3], causal=False)
+    large, small = States(outer, 2, 2, 1), States(inner, 2, 2, 2)
+    expected = large.packed(outer, None)
+    before = calls_so_far()
+    with packed_batch(outer) as current:
+        assert current is outer
+        small.packed(inner, None)
+        attend: Any = AttentionInterface()[PACKED]
+        out, _ = attend(torch.nn.Identity(), large.query, large.key, large.value, None)
+    assert torch.equal(out[0], expected)
+    assert calls_so_far() == before + 2
+    with pytest.raises(LookupError):
+        attend(torch.nn.Identity(), large.query, large.key, large.value, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ def request(
 
 
 def scheduler_for(budget: int, by_length: Iterable[str] = ()) -> Scheduler:
-    scheduler = Scheduler(token_budget=budget, max_wait_s=MAX_WAIT_S)
+    scheduler = Scheduler(token_budget=budget, max_wait_s=MAX_WAIT_S, starving_s=math.inf)
     scheduler.by_length = set(by_length)
     return scheduler
 

@@ -40,7 +40,8 @@ class Admission:
         self.num_tokens = 0
         self.rejections: dict[str, int] = {"requests": 0, "bytes": 0, "tokens": 0}
         self._rate = 0.0
-        self._drained = 0.0
+        self._drained = 0
+        self._busy = 0.0
         self._since = time.monotonic()
 
     def enter(self, num_bytes: int) -> Ticket:
@@ -51,7 +52,7 @@ class Admission:
         if self.num_requests and self.num_bytes + num_bytes > self.max_bytes:
             raise self._refuse("bytes", f"The queue is full: {self.num_bytes + num_bytes} bytes of {self.max_bytes}.")
         if not self.num_requests:
-            self._since = time.monotonic()  # idle time is no part of the drain rate
+            self._since = time.monotonic()
         self.num_requests += 1
         self.num_bytes += num_bytes
         return Ticket(num_bytes)
@@ -69,12 +70,11 @@ class Admission:
         if ticket.released:
             return
         ticket.released = True
+        self._drained += served
+        self._update()
         self.num_requests -= 1
         self.num_bytes -= ticket.num_bytes
         self.num_tokens -= ticket.num_tokens
-        if served:
-            self._drained += 1
-            self._update()
 
     def drain_rate(self) -> float:
         """Requests served a second, lately."""
@@ -82,13 +82,17 @@ class Admission:
         return self._rate
 
     def _update(self) -> None:
+        """Take the time since the last look into the mean, if the server was busy in it: idle time is no part of the rate."""
         now = time.monotonic()
-        elapsed = now - self._since
-        if elapsed < 0.1:
+        if self.num_requests:
+            self._busy += now - self._since
+        self._since = now
+        if self._busy < 0.1:
             return
-        weight = 1 - math.exp(-elapsed / RATE_WINDOW_S)
-        self._rate += weight * (self._drained / elapsed - self._rate)
-        self._drained, self._since = 0.0, now
+        weight = 1 - math.exp(-self._busy / RATE_WINDOW_S)
+        self._rate += weight * (self._drained / self._busy - self._rate)
+        self._drained = 0
+        self._busy = 0.0
 
     def _refuse(self, reason: str, message: str) -> Overloaded:
         self.rejections[reason] += 1

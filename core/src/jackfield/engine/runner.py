@@ -53,11 +53,9 @@ class ModelRunner:
         """
         places: list[int] = []
         unique: list[Sequence] = []
-        known: dict[tuple[bytes, int, object], int] = {}
+        known: dict[object, int] = {}
         for sequence in sequences:
-            request = sequence.group.request
-            prefix = request.prefix_lengths[sequence.index] if request.prefix_lengths else 0
-            place = known.setdefault((sequence.token_ids, prefix, request.params), len(unique))
+            place = known.setdefault(sequence.key, len(unique))
             if place == len(unique):
                 unique.append(sequence)
             places.append(place)

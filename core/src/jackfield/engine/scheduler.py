@@ -4,15 +4,14 @@ One token budget a step, over all models and operations of a device. Sequences w
 the oldest of the best priority first. What fills the rest of the budget depends on how the model runs: where batches are of equal length
 (`by_length`), those nearest to it in length; where they are packed, the next oldest, since blocks fill best with mixed lengths (905 texts/s
 in order of age against 803 sorted by length, MiniLM in bfloat16, benchmarks/ledger.md). Among lengths, whoever has waited longer than
-`max_wait_s` is taken first, in order of age. So nobody starves: the oldest always runs, and after `max_wait_s` a sequence is overtaken by
-older ones only. A prompt that the step holds already costs nothing of its budget: the runner computes it once.
+`max_wait_s` is taken first, in order of age: it is overtaken by older ones only. Whoever has waited for STARVING_S goes before every
+priority. So nobody starves. A prompt that the step holds already costs nothing of its budget: the runner computes it once.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -23,31 +22,36 @@ __all__ = ["Group", "Scheduler", "Sequence", "Step"]
 
 # A step chooses among so many budgets' worth of waiting tokens: enough for good neighbours, small enough to sort at every step.
 WINDOW_BUDGETS = 4
+# After so long a priority is no excuse any more.
+STARVING_S = 5.0
 
 
 class Group:
     """A request in the engine: its sequences and their fate. `done` is set once, by whoever ends it."""
 
-    __slots__ = ("arrival", "done", "remaining", "request", "results")
+    __slots__ = ("arrival", "done", "num_waiting", "num_waiting_tokens", "remaining", "request", "results")
 
     def __init__(self, request: EngineRequest, arrival: float) -> None:
         self.request = request
         self.arrival = arrival
-        self.remaining = len(request.token_ids)
+        self.remaining = self.num_waiting = len(request.token_ids)
+        self.num_waiting_tokens = sum(map(len, request.token_ids)) // 4
         self.results: list[dict[str, FloatArray] | None] = [None] * len(request.token_ids)
         self.done = False
 
 
 class Sequence:
-    """One prompt of a request, waiting or running. token_ids are int32 bytes; length is in tokens."""
+    """One prompt of a request, waiting or running. token_ids are int32 bytes; length is in tokens; two of one key have one result."""
 
-    __slots__ = ("group", "index", "length", "token_ids")
+    __slots__ = ("group", "index", "key", "length", "token_ids")
 
     def __init__(self, group: Group, index: int) -> None:
         self.group = group
         self.index = index
         self.token_ids = group.request.token_ids[index]
         self.length = len(self.token_ids) // 4
+        prefixes = group.request.prefix_lengths
+        self.key = (self.token_ids, prefixes[index] if prefixes else 0, group.request.params)
 
 
 class Step(Struct, frozen=True):
@@ -62,12 +66,13 @@ class Scheduler:
     """Waiting sequences and the choice among them.
 
     token_budget: tokens a step (a longer sequence runs alone). max_wait_s: the age from which a sequence is served in order of age.
-    by_length: models whose batches are of equal length.
+    starving_s: the wait after which a priority counts no longer. by_length: models whose batches are of equal length.
     """
 
-    def __init__(self, *, token_budget: int, max_wait_s: float) -> None:
+    def __init__(self, *, token_budget: int, max_wait_s: float, starving_s: float = STARVING_S) -> None:
         self.token_budget = token_budget
         self.max_wait_s = max_wait_s
+        self.starving_s = starving_s
         self.by_length: set[str] = set()
         self.num_waiting = 0
         self.num_waiting_tokens = 0
@@ -85,11 +90,9 @@ class Scheduler:
         self._groups[request.id] = group
         self._deadlines += request.deadline is not None
         queue = self._queues.setdefault(request.model, {}).setdefault(request.priority, deque())
-        for index in range(len(request.token_ids)):
-            sequence = Sequence(group, index)
-            queue.append(sequence)
-            self.num_waiting += 1
-            self.num_waiting_tokens += sequence.length
+        queue.extend(Sequence(group, index) for index in range(len(request.token_ids)))
+        self.num_waiting += group.num_waiting
+        self.num_waiting_tokens += group.num_waiting_tokens
         return group
 
     def get(self, request_id: int) -> Group | None:
@@ -103,8 +106,10 @@ class Scheduler:
         group.done = True
         self._groups.pop(group.request.id, None)
         self._deadlines -= group.request.deadline is not None
+        self.num_waiting -= group.num_waiting
+        self.num_waiting_tokens -= group.num_waiting_tokens
         if not self._groups:
-            self._clear()
+            self._queues.clear()
         return True
 
     def expired(self, now: float) -> list[Group]:
@@ -115,14 +120,14 @@ class Scheduler:
 
     def schedule(self, now: float) -> Step | None:
         """The next step, its sequences taken out of the queue; None when nothing waits."""
-        model = self._next_model()
+        model = self._next_model(now)
         if model is None:
             return None
         queues = self._queues[model]
         chosen: list[Sequence] = []
         budget = self.token_budget
-        for priority in sorted(queues):
-            overdue = now - self.max_wait_s if model in self.by_length else math.inf
+        overdue = now - self.max_wait_s if model in self.by_length else math.inf
+        for priority in sorted(queues, key=lambda p: self._urgency(p, queues[p], now)):
             budget = self._take(queues[priority], budget, overdue, chosen)
             if not queues[priority]:
                 del queues[priority]
@@ -133,63 +138,62 @@ class Scheduler:
         chosen.sort(key=_length)
         return Step(model, chosen, sum(s.length for s in chosen))
 
-    def _clear(self) -> None:
-        self._queues.clear()
-        self.num_waiting = self.num_waiting_tokens = 0
-
-    def _next_model(self) -> str | None:
+    def _next_model(self, now: float) -> str | None:
         """The model whose first waiting sequence has the best (priority, age)."""
-        best: tuple[int, float, str] | None = None
-        for model in list(self._queues):
-            queues = self._queues[model]
-            for priority in sorted(queues):
-                queue = queues[priority]
+        best: tuple[float, float, str] | None = None
+        for model, queues in list(self._queues.items()):
+            for priority, queue in list(queues.items()):
                 while queue and queue[0].group.done:
-                    self._dropped(queue.popleft())
-                if queue:
-                    candidate = (priority, queue[0].group.arrival, model)
-                    best = candidate if best is None else min(best, candidate)
-                    break
-                del queues[priority]
+                    queue.popleft()
+                if not queue:
+                    del queues[priority]
+                    continue
+                candidate = (*self._urgency(priority, queue, now), model)
+                best = candidate if best is None else min(best, candidate)
             if not queues:
                 del self._queues[model]
         return best[2] if best else None
 
-    def _dropped(self, sequence: Sequence) -> None:
+    def _take(self, queue: deque[Sequence], budget: int, overdue: float, chosen: list[Sequence]) -> int:
+        """Move sequences of one priority from the queue into `chosen`; returns what is left of the budget for lower priorities.
+
+        Those that arrived until `overdue` go in order of age, the rest by length, if no overdue one is left over.
+        """
+        window = self._window(queue)
+        picked: list[Sequence] = []
+        held = {sequence.key for sequence in chosen}
+        late = sum(sequence.group.arrival <= overdue for sequence in window)
+        by_length = sorted(window[late:], key=lambda s: abs(s.length - window[0].length))
+        for position, sequence in enumerate([*window[:late], *by_length]):
+            if position == late and len(picked) < late:
+                break  # younger ones do not pass an overdue one that waits for room
+            cost = 0 if sequence.key in held else sequence.length
+            if cost > budget and (chosen or picked):  # an oversized one runs alone
+                if not picked:
+                    break  # nor does anyone pass the oldest of a lower priority
+                continue
+            picked.append(sequence)
+            held.add(sequence.key)
+            budget -= cost
+        taken = set(map(id, picked))
+        rest = [sequence for sequence in window if id(sequence) not in taken]
+        queue.extendleft(reversed(rest))
+        for sequence in picked:
+            self._start(sequence)
+        chosen += picked
+        # Nobody of a lower priority passes the oldest that found no room, nor what is beyond the window and would fit, perhaps.
+        return budget if picked and len(queue) == len(rest) else 0
+
+    def _start(self, sequence: Sequence) -> None:
+        sequence.group.num_waiting -= 1
+        sequence.group.num_waiting_tokens -= sequence.length
         self.num_waiting -= 1
         self.num_waiting_tokens -= sequence.length
 
-    def _take(self, queue: deque[Sequence], budget: int, overdue: float, chosen: list[Sequence]) -> int:
-        """Move sequences of one priority from the queue into `chosen`; returns what is left of the budget.
-
-        Those that arrived until `overdue` go in order of age, the rest by length.
-        """
-        window = self._window(queue)
-        if not window:
-            return budget
-        picked: list[Sequence] = []
-        held = {sequence.token_ids for sequence in chosen}
-        for position, sequence in enumerate(window):
-            if position and sequence.group.arrival > overdue:
-                break
-            cost = 0 if sequence.token_ids in held else sequence.length
-            if cost > budget and (chosen or picked):
-                break
-            picked.append(sequence)
-            held.add(sequence.token_ids)
-            budget -= cost
-        rest = window[len(picked) :]
-        if budget > 0 and picked:
-            near = _nearest(rest, window[0].length, budget, held)
-            budget -= sum(sequence.length for sequence in near if sequence.token_ids not in held)
-            taken = set(map(id, near))
-            rest = [s for s in rest if id(s) not in taken]
-            picked += near
-        queue.extendleft(reversed(rest))
-        for sequence in picked:
-            self._dropped(sequence)
-        chosen += picked
-        return budget if picked else 0
+    def _urgency(self, priority: int, queue: deque[Sequence], now: float) -> tuple[float, float]:
+        """What a queue is compared by: its priority, which counts no longer once its first has starved, then age."""
+        arrival = queue[0].group.arrival
+        return (-math.inf if now - arrival > self.starving_s else priority, arrival)
 
     def _window(self, queue: deque[Sequence]) -> list[Sequence]:
         """The oldest live sequences, some budgets' worth, taken out of the queue."""
@@ -197,9 +201,7 @@ class Scheduler:
         tokens, limit = 0, self.token_budget * WINDOW_BUDGETS
         while queue and (tokens < limit or not window):
             sequence = queue.popleft()
-            if sequence.group.done:
-                self._dropped(sequence)
-            else:
+            if not sequence.group.done:
                 window.append(sequence)
                 tokens += sequence.length
         return window
@@ -207,15 +209,3 @@ class Scheduler:
 
 def _length(sequence: Sequence) -> int:
     return sequence.length
-
-
-def _nearest(candidates: Iterable[Sequence], length: int, budget: int, held: set[bytes]) -> list[Sequence]:
-    """Those nearest in length, as many as fit the budget; the older first among equals."""
-    near: list[Sequence] = []
-    for sequence in sorted(candidates, key=lambda s: abs(s.length - length)):
-        if sequence.token_ids in held:
-            near.append(sequence)
-        elif sequence.length <= budget:
-            near.append(sequence)
-            budget -= sequence.length
-    return near

@@ -11,12 +11,12 @@ import asyncio
 import itertools
 import logging
 import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from jackfield.admission import Admission, Ticket
@@ -26,10 +26,12 @@ from jackfield.encoding import BodyDecoder, encode_response, num_numbers
 from jackfield.endpoint import Endpoint, Route
 from jackfield.errors import (
     BadRequest,
+    ClientGone,
     DeadlineExceeded,
     EmptyPrompt,
     EngineUnavailable,
     ModelNotFound,
+    NonFiniteOutput,
     PromptTooLong,
     TokenOutOfVocabulary,
     UnsupportedOperation,
@@ -127,9 +129,16 @@ class Pipeline:
         self._observe = observe
 
     def begin(
-        self, bound: BoundRoute, decode: Callable[[], Any], num_bytes: int, headers: Mapping[str, str], timeout_s: float | None
+        self,
+        bound: BoundRoute,
+        decode: Callable[[], Any],
+        num_bytes: int,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float | None,
+        request_id: str,
     ) -> Call:
-        """Admit a request, decode it and find its model.
+        """Admit a request, decode it and find its model. request_id: the server's own, for when the client gave none.
 
         Raises: EngineUnavailable while the models load, Overloaded, InvalidBody, ModelNotFound, UnsupportedOperation.
         """
@@ -148,7 +157,7 @@ class Pipeline:
             endpoint=bound.endpoint,
             route=bound.route,
             settings=bound.settings,
-            id=f"{bound.id_prefix}-{_base_id(headers.get('x-request-id'), request.request_id)}",
+            id=f"{bound.id_prefix}-{_clean(headers.get('x-request-id')) or _clean(request.request_id) or request_id}",
             model=model.model,
             operation=operation,
             headers=headers,
@@ -182,7 +191,7 @@ class Pipeline:
                 raise BadRequest("This route has no stream.", param="stream")
             async with aclosing(call.bound.stream(call.ctx, work)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
-                    chunk = call.bound.stages.build_chunk(call.ctx, delta)
+                    chunk = await self._stage(call, call.bound.stages.build_chunk, delta)
                     if chunk is not None:
                         yield encode_response(chunk)
         except BaseException as raised:
@@ -230,10 +239,12 @@ class Pipeline:
         ctx.timings_s["build_response"] = time.monotonic() - started
         return body
 
-    async def _stage(self, call: Call, stage: Callable[[Context[Any]], Any]) -> Any:
-        return await asyncio.to_thread(stage, call.ctx) if call.bound.settings.threaded else stage(call.ctx)
+    async def _stage(self, call: Call, stage: Callable[..., Any], *more: Any) -> Any:
+        return await asyncio.to_thread(stage, call.ctx, *more) if call.bound.settings.threaded else stage(call.ctx, *more)
 
     def _end(self, call: Call, error: BaseException | None) -> None:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            error = ClientGone()  # only a client that leaves, or the end of the server, cancels a request
         self.admission.release(call.ticket, served=error is None)
         call.bound.stages.request_finished(call.ctx, error)
         if self._observe is not None:
@@ -241,6 +252,9 @@ class Pipeline:
 
 
 def _build(call: Call) -> bytes:
+    # Here and not in the encoder alone: a stage may turn the numbers into integers or bits, which hide what they came from.
+    if not all(np.isfinite(array).all() for arrays in call.ctx.outputs.values.values() for array in arrays):
+        raise NonFiniteOutput("The model gave non-finite values (NaN or infinity).")
     return encode_response(call.bound.stages.build_response(call.ctx))
 
 
@@ -281,11 +295,9 @@ async def _within(ctx: Context[Any], work: Awaitable[PoolingOutputs]) -> Pooling
         raise DeadlineExceeded from None
 
 
-def _base_id(header: str | None, field: str | None) -> str:
-    """The part of an answer's id that the client may choose: its own id, cleaned and cut, else random."""
-    given = header or field
-    cleaned = _ID_CHARS.sub("", given[: 4 * MAX_ID_CHARS])[:MAX_ID_CHARS] if given else ""
-    return cleaned or secrets.token_hex(8)
+def _clean(given: str | None) -> str:
+    """The client's own id without what could harm an answer or a log, cut."""
+    return _ID_CHARS.sub("", given[: 4 * MAX_ID_CHARS])[:MAX_ID_CHARS] if given else ""
 
 
 def _check_prompts(ctx: Context[Any]) -> None:

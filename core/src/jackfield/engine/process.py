@@ -31,7 +31,7 @@ _decoder = msgspec.msgpack.Decoder(FromWorker)
 # A process that has served this long starts its count of restarts anew.
 HEALTHY_AFTER_S = 60.0
 FIRST_PAUSE_S = 0.5
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 3.0
 
 
 class EngineProcess:
@@ -68,12 +68,18 @@ class EngineProcess:
         self._stopping = True
         for task in list(self._tasks):
             task.cancel()
+        was = self._health.state
         self._health = EngineHealth(state="stopped")
         self._fail_all("The engine was stopped.")
         if self._pipe is not None:
+            # A worker that loads, or is stuck, does not read; there is nothing in it to finish either.
             self._pipe.send(Stop())
-            await asyncio.to_thread(self._end_process, STOP_TIMEOUT_S)
-            self._pipe.close()
+            try:
+                await asyncio.to_thread(self._end_process, STOP_TIMEOUT_S if was == "ready" else 0.1)
+            finally:
+                if self._process is not None and self._process.poll() is None:
+                    self._process.kill()
+                self._pipe.close()
 
     async def submit(self, request: EngineRequest) -> PoolingOutputs:
         """Send a request and wait for its one event; cancelling the wait aborts it."""

@@ -14,8 +14,8 @@ from jackfield.errors import NotFound
 __all__ = ["docs_handlers"]
 
 _ASSETS = {
-    "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
-    "swagger-ui.css": "text/css; charset=utf-8",
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
     "favicon-32x32.png": "image/png",
 }
 
@@ -54,7 +54,7 @@ def docs_handlers(document: bytes, *, root_path: str) -> list[HTTPRouteHandler]:
 
     @get("/docs", include_in_schema=False)
     async def docs() -> ASGIResponse:
-        return ASGIResponse(body=page, media_type="text/html; charset=utf-8", status_code=200)
+        return ASGIResponse(body=page, media_type="text/html", status_code=200)
 
     @get("/docs/{asset:str}", include_in_schema=False)
     async def asset(request: Request[Any, Any, Any]) -> ASGIResponse:

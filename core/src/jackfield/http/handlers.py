@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any, TypeVar
 
 from litestar import Request
+from litestar.exceptions import InternalServerException
 from litestar.handlers import HTTPRouteHandler
 from litestar.response import Stream
 from litestar.response.base import ASGIResponse
 
 from jackfield.errors import BadRequest, ClientGone, InvalidBody
 from jackfield.http.errors import answer_for
+from jackfield.http.shell import REQUEST_ID_KEY
 from jackfield.pipeline import BoundRoute, Call, Pipeline
 
 __all__ = ["TIMEOUT_HEADER", "route_handlers"]
@@ -33,14 +35,14 @@ def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str) -> HTTPRo
     async def handler(request: Request[Any, Any, Any]) -> ASGIResponse:
         headers: Mapping[str, str] = request.headers
         timeout_s = _timeout(headers)
+        own_id: str = request.scope.get(REQUEST_ID_KEY, "")  # type: ignore[assignment]
         if read_query:
             query = dict(request.query_params)
-            call = pipeline.begin(bound, lambda: bound.decoder.query(query), 0, headers, timeout_s)
+            call = pipeline.begin(bound, lambda: bound.decoder.query(query), 0, headers, timeout_s=timeout_s, request_id=own_id)
         else:
             _check_content_type(headers)
-            raw = await request.body()
-            call = pipeline.begin(bound, lambda: bound.decoder.body(raw), len(raw), headers, timeout_s)
-        request.scope["jackfield_model"] = call.model.model.id  # type: ignore[typeddict-unknown-key]
+            raw = await _body(request)
+            call = pipeline.begin(bound, lambda: bound.decoder.body(raw), len(raw), headers, timeout_s=timeout_s, request_id=own_id)
         if bound.route.streams and call.ctx.request.stream:
             return await _stream(request, pipeline, call)
         body = await _unless_gone(request, pipeline.run(call))
@@ -53,6 +55,14 @@ def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str) -> HTTPRo
         media_type="application/json",
         include_in_schema=False,
     )(handler)
+
+
+async def _body(request: Request[Any, Any, Any]) -> bytes:
+    """The whole body. Raises: ClientGone where Litestar would speak of a fault of the server."""
+    try:
+        return await request.body()
+    except InternalServerException:
+        raise ClientGone from None
 
 
 def _check_content_type(headers: Mapping[str, str]) -> None:
@@ -127,5 +137,5 @@ async def _stream(request: Request[Any, Any, Any], pipeline: Pipeline, call: Cal
             await events.aclose()  # type: ignore[attr-defined]
         yield b"data: [DONE]\n\n"
 
-    stream = Stream(body(), media_type="text/event-stream; charset=utf-8", headers=call.ctx.response_headers)
+    stream = Stream(body(), media_type="text/event-stream", headers=call.ctx.response_headers)
     return stream.to_asgi_response(app=None, request=request)

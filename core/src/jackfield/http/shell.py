@@ -6,6 +6,7 @@ routing.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -20,7 +21,7 @@ from jackfield.http.errors import answer_for
 from jackfield.http.metrics import Metrics
 from jackfield.settings import CorsSettings
 
-__all__ = ["ASGIApp", "Shell"]
+__all__ = ["REQUEST_ID_KEY", "ASGIApp", "Shell"]
 
 log = logging.getLogger("jackfield.http")
 access_log = logging.getLogger("jackfield.access")
@@ -31,6 +32,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# Where the scope holds the request's id, for the ids of answers.
+REQUEST_ID_KEY = "jackfield_request_id"
 OPEN_PATHS = frozenset({"/health", "/ready"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_REQUEST_ID = 128
@@ -66,6 +69,7 @@ class Shell:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         fields = dict(headers)
         request_id = _request_id(fields.get(b"x-request-id"))
+        scope[REQUEST_ID_KEY] = request_id.decode()
         extra = [(b"x-request-id", request_id)]
         if self._cors is not None:
             extra += self._cors.headers(fields.get(b"origin"))
@@ -89,6 +93,10 @@ class Shell:
             await self._fail(send_with_extra, error, status)
         except Exception as error:
             await self._fail(send_with_extra, error, status)
+        except asyncio.CancelledError:
+            if not self.draining or status:
+                raise
+            await self._fail(send_with_extra, Draining(), status)  # the drain time is over
         finally:
             self.num_in_flight -= 1
             seconds = time.perf_counter() - started
@@ -101,10 +109,10 @@ class Shell:
     def _strip_root(self, scope: Scope) -> None:
         """A proxy that passes its prefix on: routes are matched without it."""
         path: str = scope["path"]
-        scope["root_path"] = self._root_path
+        scope["root_path"] = ""  # else Litestar strips it once more, wherever it stands
         if path == self._root_path or path.startswith(f"{self._root_path}/"):
             scope["path"] = path[len(self._root_path) :] or "/"
-            scope["raw_path"] = scope["path"].encode()
+            scope["raw_path"] = scope["raw_path"][len(self._root_path.encode()) :] or b"/"
 
     def _guard(self, path: str, authorization: bytes | None) -> None:
         if path in OPEN_PATHS:
@@ -142,15 +150,14 @@ class Cors:
         ]
 
     def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        """For an answer to a page of that origin; none if it is not allowed."""
-        if origin is None or not (self._any or origin in self._origins):
-            return []
-        allowed = b"*" if self._any else origin
-        return [
-            (b"access-control-allow-origin", allowed),
-            (b"access-control-expose-headers", b"x-request-id, retry-after"),
-            (b"vary", b"origin"),
-        ]
+        """For an answer to a page of that origin. Where answers differ by origin, caches are told, whether this one is allowed or not."""
+        exposed = (b"access-control-expose-headers", b"x-request-id, retry-after")
+        if self._any:
+            return [(b"access-control-allow-origin", b"*"), exposed] if origin is not None else []
+        if origin not in self._origins:
+            return [(b"vary", b"origin")]
+        assert origin is not None
+        return [(b"access-control-allow-origin", origin), exposed, (b"vary", b"origin")]
 
     def is_preflight(self, scope: Scope, fields: dict[bytes, bytes]) -> bool:
         """A browser's question before the request."""

@@ -90,7 +90,7 @@ def system_handlers(
 
         @get("/metrics", include_in_schema=False)
         async def get_metrics() -> ASGIResponse:
-            return ASGIResponse(body=metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8", status_code=200)
+            return ASGIResponse(body=metrics.text(), media_type="text/plain; version=0.0.4", status_code=200)
 
         handlers.append(get_metrics)
     return handlers

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -127,6 +129,8 @@ def load_plugins(
                 if not wanted and not kept:
                     _forget(loaded, name)
                     state = "not configured"
+            except ConfigError:
+                raise  # the operator's own mistake, which no plugin_errors = "skip" may hide
             except (Exception, SystemExit) as error:  # a plugin's import may do anything; the culprit is named, the others go on
                 _forget(loaded, name)
                 reason = _reason(error)
@@ -175,6 +179,7 @@ def _load(
         raise PluginError(f"{names} both declare the entry point {name!r}; uninstall one")
     target = points[0].load()
     _check_api(target)
+    _check_api(sys.modules.get(getattr(target, "__module__", ""), target))
     plugin = _instantiate(name, target, plugin_table or {})
     try:
         loaded.manager.register(plugin, name=name)
@@ -183,13 +188,16 @@ def _load(
         raise PluginError(_hook_reason(error)) from error
     registry = EndpointRegistry()
     loaded.call_one(name, "jackfield_register_endpoints", registry=registry)
+    if plugin_table is not None and registry.endpoints:
+        raise PluginError(f"[plugins.{name}] names it, but it registers an endpoint; its table is [endpoints.{name}]")
     return _register(loaded, name, registry, endpoint_table)
 
 
 def _hook_reason(error: pluggy.PluginValidationError) -> str:
-    known = [hook for hook in vars(AppHooks) if hook.startswith("jackfield_")]
     text = str(error).replace("\n", " ")
-    return f"{text}.{nearest(text.split('hook ')[-1].split(chr(39))[1] if chr(39) in text else '', known)}"
+    unknown = re.search(r"unknown hook '(\w+)'", text)
+    known = [hook for hook in vars(AppHooks) if hook.startswith("jackfield_")]
+    return f"{text}.{nearest(unknown[1], known)}" if unknown else text
 
 
 def _check_api(target: Any) -> None:
@@ -207,8 +215,10 @@ def _instantiate(name: str, target: Any, table: Mapping[str, Any]) -> Any:
     make: Callable[..., Any] = target
     kind: type[msgspec.Struct] | None = getattr(target, "settings", None)
     if kind is None:
+        if table:
+            raise ConfigError(f"[plugins.{name}] has keys, but the plugin declares no settings.")
         return make()
-    return make(convert(table, kind, where=f"[plugins.{name}]", prefix=f"plugins.{name}"))
+    return make(convert(table, kind, where="the configuration", prefix=f"plugins.{name}"))
 
 
 def _register(loaded: Plugins, name: str, registry: EndpointRegistry, table: Mapping[str, Any] | None) -> bool:
@@ -217,7 +227,7 @@ def _register(loaded: Plugins, name: str, registry: EndpointRegistry, table: Map
             raise PluginError(f"its entry point is named {name!r}, but it registers the endpoint {endpoint.name!r}; the two must be equal")
         if name in loaded.endpoints:
             raise PluginError(f"it registers the endpoint {name!r} twice")
-        settings = convert(table or {}, endpoint.settings, where=f"[endpoints.{name}]", prefix=f"endpoints.{name}")
+        settings = convert(table or {}, endpoint.settings, where="the configuration", prefix=f"endpoints.{name}")
         loaded.endpoints[name] = LoadedEndpoint(endpoint=endpoint, settings=settings, plugin=name)
     if table is not None and name not in loaded.endpoints:
         raise PluginError(

@@ -9,8 +9,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import re
+import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Union, get_args, get_origin
 
 import pluggy
 
@@ -26,6 +29,8 @@ from jackfield.prompts import Prompt
 __all__ = ["Stages", "check_endpoint", "fold_stream", "fold_submit"]
 
 log = logging.getLogger("jackfield.stages")
+
+_PATH = re.compile(r"(/([^/{}]+|\{\w+:(str|int|float|uuid|path)\}))+")
 
 
 class _StageManager(pluggy.PluginManager):
@@ -68,7 +73,7 @@ class Stages:
         """The request's prompts; none if the endpoint has no such stage."""
         if self._preprocess is None:
             return ()
-        prompts = self._preprocess(ctx=ctx)
+        prompts = _call(self._preprocess, ctx=ctx)
         if not isinstance(prompts, (list, tuple)):
             raise self._wrong("preprocess", prompts, "a list of prompts")
         for prompt in prompts:
@@ -79,22 +84,26 @@ class Stages:
     def params(self, ctx: Context[Any]) -> PoolingParams | SamplingParams:
         """What the engine is asked to do: sampling for the operation `generate`, pooling for every other."""
         stage, kind = (self._sampling_params, SamplingParams) if ctx.operation == "generate" else (self._pooling_params, PoolingParams)
-        params: PoolingParams | SamplingParams = stage(ctx=ctx)
+        params: PoolingParams | SamplingParams = _call(stage, ctx=ctx)
         if not isinstance(params, kind):
             raise self._wrong(stage.name, params, f"a {kind.__name__}")
         return params
 
     def build_response(self, ctx: Context[Any]) -> Any:
         """The answer's body."""
-        response = self._build_response(ctx=ctx)
-        kind = ctx.route.response
-        if isinstance(kind, type) and not isinstance(response, kind):
-            raise self._wrong("build_response", response, f"a {kind.__name__}")
+        response = _call(self._build_response, ctx=ctx)
+        kinds = _kinds(ctx.route.response)
+        if kinds and not isinstance(response, kinds):
+            raise self._wrong("build_response", response, _names(kinds))
         return response
 
     def build_chunk(self, ctx: Context[Any], delta: Delta) -> Any:
         """One event of a stream, or None."""
-        return self._build_chunk(ctx=ctx, delta=delta)
+        chunk = _call(self._build_chunk, ctx=ctx, delta=delta)
+        kinds = _kinds(ctx.route.chunk)
+        if chunk is not None and kinds and not isinstance(chunk, kinds):
+            raise self._wrong("build_chunk", chunk, _names(kinds))
+        return chunk
 
     def request_finished(self, ctx: Context[Any], error: BaseException | None) -> None:
         """Tell the observers, one by one: what one raises is logged with its plugin's name and stops no other."""
@@ -107,6 +116,27 @@ class Stages:
 
     def _wrong(self, stage: str, result: Any, expected: str) -> TypeError:
         return TypeError(f"{stage} of endpoint {self.endpoint.name!r} gave {type(result).__name__}; {expected} is expected")
+
+
+def _call(stage: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a stage; what Python or asyncio would take for something else becomes an ordinary error."""
+    try:
+        return stage(**arguments)
+    except (StopIteration, SystemExit) as error:  # the first hangs an awaiting future for ever, the second would end the server
+        raise RuntimeError(f"a stage raised {type(error).__name__}") from error
+
+
+@lru_cache
+def _kinds(declared: Any) -> tuple[type, ...]:
+    """What isinstance can check of a declared type; empty for nothing."""
+    if get_origin(declared) in (Union, types.UnionType):
+        return tuple(kind for arm in get_args(declared) for kind in _kinds(arm))
+    kind = get_origin(declared) or declared
+    return (kind,) if isinstance(kind, type) else ()
+
+
+def _names(kinds: tuple[type, ...]) -> str:
+    return "a " + " or ".join(kind.__name__ for kind in kinds)
 
 
 def fold_submit(endpoint: Endpoint[Any, Any], submit: Submit, plugins: pluggy.PluginManager) -> Submit:
@@ -160,10 +190,14 @@ def _operations(endpoint: Endpoint[Any, Any]) -> list[str]:
 
 
 def _check_route(who: str, endpoint: Endpoint[Any, Any], route: Route) -> None:
-    if not route.paths or not all(path.startswith("/") and not path.endswith("/") for path in route.paths):
-        raise PluginError(f"{who}: a route's paths must begin with a slash and not end with one: {route.paths!r}")
+    for path in route.paths or ("",):
+        if not _PATH.fullmatch(path):
+            raise PluginError(f"{who}: the path {path!r} must begin with a slash, not end with one, and type its parameters ({{name:str}})")
     if not (route.id_prefix or endpoint.id_prefix):
         raise PluginError(f"{who}: {route.paths[0]} has no id_prefix, which its answers' ids begin with")
+    fields = getattr(route.request, "__struct_fields__", None)
+    if route.streams and fields is not None and "stream" not in fields:
+        raise PluginError(f"{who}: {route.paths[0]} streams, but its request type has no field `stream`")
 
 
 def _check_near_misses(who: str, endpoint: Endpoint[Any, Any]) -> None:
@@ -190,6 +224,19 @@ def _register(manager: pluggy.PluginManager, plugin: Any, who: str) -> None:
 
 def _check_implementations(manager: pluggy.PluginManager, endpoint: Endpoint[Any, Any]) -> None:
     who = f"endpoint {endpoint.name!r}"
+    needed = _needed(endpoint)
+    for stage in STAGES:
+        impls = getattr(manager.hook, stage).get_hookimpls()
+        for impl in impls:
+            if inspect.iscoroutinefunction(impl.function) or inspect.isasyncgenfunction(impl.function):
+                raise PluginError(f"{impl.plugin_name}: its stage {stage} is async; stages are plain def")
+            _check_role(impl, stage, who, owner=impl.plugin is endpoint)
+        if stage in needed and not any(impl.plugin is endpoint for impl in impls):
+            raise PluginError(f"{who} lacks the stage {stage}, which its operations or routes need")
+
+
+def _needed(endpoint: Endpoint[Any, Any]) -> set[str]:
+    """Stages that the endpoint's operations and routes call for."""
     operations = set(_operations(endpoint))
     needed = {"build_response"}
     if operations:
@@ -200,18 +247,16 @@ def _check_implementations(manager: pluggy.PluginManager, endpoint: Endpoint[Any
         needed.add("sampling_params")
     if any(route.streams for route in endpoint.routes):
         needed.add("build_chunk")
-    for stage in STAGES:
-        impls = getattr(manager.hook, stage).get_hookimpls()
-        for impl in impls:
-            if inspect.iscoroutinefunction(impl.function) or inspect.isasyncgenfunction(impl.function):
-                raise PluginError(f"{impl.plugin_name}: its stage {stage} is async; stages are plain def")
-        if stage == "request_finished":
-            continue
-        for impl in impls:
-            if impl.plugin is not endpoint and not impl.wrapper:
-                raise PluginError(
-                    f"{impl.plugin_name}: it implements {stage} for {who}, which is not its own; other plugins wrap a stage "
-                    "(wrapper=True), they never replace it"
-                )
-        if stage in needed and not any(impl.plugin is endpoint for impl in impls):
-            raise PluginError(f"{who} lacks the stage {stage}, which its operations or routes need")
+    return needed
+
+
+def _check_role(impl: pluggy.HookImpl, stage: str, who: str, *, owner: bool) -> None:
+    """Owners implement, others wrap; whoever observes does only that."""
+    if stage == "request_finished":
+        if impl.wrapper or impl.hookwrapper:
+            raise PluginError(f"{impl.plugin_name}: its request_finished is a wrapper; it is an event, which is only observed")
+    elif not owner and not impl.wrapper:
+        raise PluginError(
+            f"{impl.plugin_name}: it implements {stage} for {who}, which is not its own; other plugins wrap a stage (wrapper=True), "
+            "they never replace it"
+        )

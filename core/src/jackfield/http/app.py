@@ -25,6 +25,7 @@ from jackfield.settings import ServerSettings
 __all__ = ["HttpParts", "build_http", "check_routes"]
 
 _PARAMETER = re.compile(r"\{[^}]*\}")
+_PREFIX = re.compile(r"(/[^/{}]+)+")
 
 
 class HttpParts(Struct, frozen=True, kw_only=True):
@@ -79,15 +80,27 @@ def build_http(parts: HttpParts) -> Shell:
 
 def check_routes(routes: Iterable[tuple[str, str, str, str]]) -> None:
     """routes: endpoint, prefix, method, path. Raises: PluginError naming method, path and both owners of a clash."""
-    owners: dict[tuple[str, str], str] = {(method, _template(path)): "the server itself" for method, path in SYSTEM_PATHS}
+    owners: dict[tuple[str, str], str] = {}
     for endpoint, prefix, method, path in routes:
+        if prefix and not _PREFIX.fullmatch(prefix):
+            raise PluginError(f'[endpoints.{endpoint}] prefix = {prefix!r} must look like "/tei": begin with a slash, not end with one')
         key = (method, _template(prefix + path))
-        if key in owners:
+        owner = "the server itself" if _is_system(prefix + path) else owners.get(key)
+        if owner is not None:
             raise PluginError(
-                f"{method} {prefix}{path} of endpoint {endpoint!r} is taken already, by {owners[key]}. Mount one of them elsewhere: "
+                f"{method} {prefix}{path} of endpoint {endpoint!r} is taken already, by {owner}. Mount one of them elsewhere: "
                 f'prefix = "/..." in [endpoints.{endpoint}]'
             )
         owners[key] = f"endpoint {endpoint!r}"
+
+
+def _is_system(path: str) -> bool:
+    """Whether a path is one of the server's own, whatever the method, or lies below one that takes a name."""
+    for _, own in SYSTEM_PATHS:
+        fixed, parameter, _ = own.partition("{")
+        if path == own or (parameter and path.startswith(fixed)):
+            return True
+    return False
 
 
 def _template(path: str) -> str:

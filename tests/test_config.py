@@ -133,7 +133,10 @@ def test_an_unknown_key_names_the_nearest(text: str, table: str, key: str, hint:
         ("[server.cors]\nmax_age_s = -1", "server.cors.max_age_s", "-1", "expected int >= 0"),
         ("[engine]\nstall_s = 0", "engine.stall_s", "0", "expected float > 0.0"),
         ("engine = 1", "engine", "1", "expected object, got int"),
-        ("models = 1", "models", "1", "expected object, got int"),
+        ("models = 1", "models", "1", "expected tables, such as [models.example]"),
+        ("[models]\nm = 1", "models.m", "1", "expected a table, [models.m]"),
+        ("[models.m]\nsource = 1", "models.m.source", "1", "expected str, got int"),
+        ("[server]\nlog_level = 'loud'", "server.log_level", "'loud'", "expected one of 'debug', 'info', 'warning', 'error'"),
     ],
     ids=lambda value: str(value).replace("\n", " "),
 )
@@ -399,3 +402,25 @@ def test_check_of_a_configuration_without_endpoints(tmp_path: Path, write: Write
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("jackfield cannot start (configuration): No endpoint is enabled")
+
+
+def test_a_variable_or_a_flag_at_fault_is_named(write: Write) -> None:
+    path = write("[server]\nport = 1\n")
+    for settings, source in (
+        ({"environ": {"JACKFIELD_SERVER__PORT": "abc"}}, "JACKFIELD_SERVER__PORT"),
+        ({"overrides": {"server.port": "abc"}}, "the flag for server.port"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{source}: server.port = 'abc'"):
+            load_settings(path, **settings)
+
+
+def test_the_key_variable_adds_to_the_keys_whatever_the_order() -> None:
+    pairs = [("JACKFIELD_API_KEY", "k"), ("JACKFIELD_SERVER__API_KEYS", '["a"]')]
+    for order in (pairs, pairs[::-1]):
+        assert load_settings(None, environ=dict(order)).server.api_keys == ["a", "k"]
+
+
+def test_a_models_unknown_key_names_the_model_and_the_nearest(write: Write) -> None:
+    path = write('[models.m]\nsource = "x"\ndtpe = "float32"\n')
+    with pytest.raises(ConfigError, match=r"\[models\.m\] has an unknown key 'dtpe'\. Did you mean 'dtype'\?"):
+        load_settings(path)

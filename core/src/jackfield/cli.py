@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+import tomli_w
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
@@ -96,7 +97,7 @@ def show_config(target: str | None, assignments: tuple[str, ...], as_json: bool)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(table)).decode())
     else:
-        click.echo("\n".join(_toml(table)))
+        click.echo(tomli_w.dumps(_without_none(table)).rstrip())
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -211,19 +212,11 @@ def _cell(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
-def _toml(table: dict[str, Any], prefix: str = "") -> list[str]:
-    """A table as TOML lines: plain values first, then the tables in it."""
-    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not isinstance(value, dict) and value is not None]
-    for key, value in table.items():
-        if isinstance(value, dict):
-            name = f"{prefix}{key if key.replace('-', '').replace('_', '').isalnum() else msgspec.json.encode(key).decode()}"
-            inner = _toml(value, f"{name}.")
-            lines += ["", f"[{name}]", *inner] if inner or not value else inner
-    return lines
-
-
-def _toml_value(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def _without_none(value: Any) -> Any:
+    """What TOML can hold: it has no null."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def main() -> None:

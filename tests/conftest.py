@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from jackfield.cli import main
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests make or ship their models; a name that is looked up on a hub is a mistake
@@ -19,3 +23,43 @@ def minilm() -> str:
     assert spec is not None, "the demo model is missing: make test installs it"
     assert spec.submodule_search_locations
     return str(Path(spec.submodule_search_locations[0]) / "model")
+
+
+Write = Callable[[str], Path]
+# Exit code, standard output, standard error.
+Outcome = tuple[int, str, str]
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a configuration and give its path."""
+
+    def write_text(text: str) -> Path:
+        path = tmp_path / "jackfield.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_text
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run the command line in an empty folder and environment: exit code, stdout, stderr."""
+    for name in [name for name in os.environ if name.startswith("JACKFIELD_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+
+    def run_command(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["jackfield", *arguments])
+        code: str | int | None = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        written = capsys.readouterr()
+        assert isinstance(code, int)
+        return code, written.out, written.err
+
+    return run_command

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
@@ -55,10 +56,12 @@ class Served:
 
 
 @contextmanager
-def served(*arguments: str, env: Mapping[str, str] | None = None, wait: bool = True) -> Iterator[Served]:
-    """Run `jackfield serve ARGUMENTS --port 0` until the block ends."""
+def served(
+    *arguments: str, env: Mapping[str, str] | None = None, wait: bool = True, python: str | Path = sys.executable
+) -> Iterator[Served]:
+    """Run `jackfield serve ARGUMENTS --port 0` until the block ends. python: whose installation of it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "jackfield.cli", "serve", *arguments, "--port", "0"],
+        [str(python), "-m", "jackfield.cli", "serve", *arguments, "--port", "0"],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

@@ -7,55 +7,17 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from jackfield.cli import main
 from jackfield.config import convert, literal, load_settings, nearest
 from jackfield.errors import ConfigError, StartupError
 from jackfield.settings import CorsSettings, EndpointSettings, ModelSettings, ServerSettings, Settings
-
-Write = Callable[[str], Path]
-Outcome = tuple[int, str, str]
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Write a configuration and give its path."""
-
-    def write_text(text: str) -> Path:
-        path = tmp_path / "jackfield.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write_text
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run the command line in an empty folder and environment: exit code, stdout, stderr."""
-    for name in [name for name in os.environ if name.startswith("JACKFIELD_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-
-    def run_command(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["jackfield", *arguments])
-        code: str | int | None = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        written = capsys.readouterr()
-        assert isinstance(code, int)
-        return code, written.out, written.err
-
-    return run_command
+from tests.conftest import Run, Write
 
 
 def error(path: Path | None, environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None) -> str:

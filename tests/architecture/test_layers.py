@@ -21,7 +21,7 @@ CORE = ROOT / "core" / "src" / "jackfield"
 MSGSPEC = {"msgspec"}
 WORDS = {"errors", "prompts", "params", "outputs", "schema", "settings", "client", "config"}
 CONTRACT = {"context", "endpoint", "hookspecs"}
-PIPELINE = {"admission", "binding", "encoding", "pipeline", "plugins", "sources", "stages", "tokenization"}
+PIPELINE = {"admission", "binding", "encoding", "pipeline", "plugins", "sources", "stages", "tokenization", "watchdog"}
 ROOT_MODULES = {"app", "cli", "serve", "testing", "worker"}
 
 # layer -> (modules of it, core modules it may import, libraries it may import); None: anything
@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[set[str], set[str] | None, set[str] | None]] = {
         WORDS | CONTRACT | PIPELINE,
         {"huggingface_hub", "msgspec", "numpy", "orjson", "pluggy", "tokenizers", "transformers"},
     ),
-    "http": ({"http"}, WORDS | CONTRACT | PIPELINE | {"http"}, {"litestar", "msgspec", "prometheus_client"}),
+    "http": ({"http"}, WORDS | CONTRACT | PIPELINE | {"http"}, {"litestar", "msgspec", "prometheus_client", "uvicorn"}),
     "root": (ROOT_MODULES, None, None),
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -178,6 +178,7 @@ def test_counters_follow_the_queue(requests: list[Arrival], budget: int, by_leng
 
 
 @thorough
+@example([Arrival("a", 0, [1, 2], 0.0), Arrival("a", 1, [1], 3.0), Arrival("a", 0, [1], 0.0)], 2, {"a"})
 @given(arrivals, budgets, length_models)
 def test_lower_priority_waits_for_higher(requests: list[Arrival], budget: int, by_length: set[str]) -> None:
     """Where a step holds a lower priority, nothing of a higher one that is looked at (some budgets' worth) would have fitted."""

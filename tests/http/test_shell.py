@@ -1,4 +1,4 @@
-"""What holds for every request, whatever answers it: keys, ids, errors, cross-origin headers, metrics, the documents, deadlines."""
+"""What holds for every request, whatever answers it: ids, errors, cross-origin headers, metrics, the documents, deadlines."""
 
 from __future__ import annotations
 
@@ -6,66 +6,23 @@ import asyncio
 import json
 import logging
 import re
-import socket
 from base64 import b64decode
 from collections.abc import Iterator
-from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 
 from jackfield.client import EngineRequest
 from jackfield.errors import ServingError
-from jackfield.schema import ErrorBody
 from jackfield.testing import FakeEngine, RunningServer, make_client, make_server
 from jackfield_embed import EmbedEndpoint
+from tests.http.raw import BODY, JSON, RIGHT, Raw, check_error, sample
 
-BODY = {"input": "hello"}
-RIGHT = json.dumps(BODY).encode()
-JSON = b"Content-Type: application/json"
 OPEN = ["/health", "/ready"]
 SYSTEM = ["/version", "/metrics", "/v1/models", "/v1/models/fake", "/openapi.json", "/docs", "/docs/swagger-ui.css"]
-
-
-class Raw:
-    """An answer as it came over the socket."""
-
-    def __init__(self, url: str, method: str, path: str, *lines: bytes, body: bytes | None = None) -> None:
-        """lines: header lines, sent as they are. body: None sends no length, for a caller that gives its own or none."""
-        address = httpx.URL(url)
-        length = [] if body is None else [b"Content-Length: %d" % len(body)]
-        head = [f"{method} {path} HTTP/1.1".encode(), b"Host: test", b"Connection: close", *lines, *length]
-        with socket.create_connection((address.host, address.port or 0), timeout=20) as sock:
-            sock.sendall(b"\r\n".join(head) + b"\r\n\r\n" + (body or b""))
-            answer = HTTPResponse(sock, method=method)
-            answer.begin()
-            self.status = answer.status
-            self.headers = {name.lower(): value for name, value in answer.getheaders()}
-            self.body = answer.read()
-
-
-def check_error(answer: httpx.Response | Raw, status: int) -> str:
-    """The message of an error in the one shape."""
-    code, content = (answer.status, answer.body) if isinstance(answer, Raw) else (answer.status_code, answer.content)
-    assert code == status, content[:300]
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["x-request-id"]
-    body = msgspec.json.decode(content, type=ErrorBody)
-    assert json.loads(content) == {"error": msgspec.to_builtins(body.error)}
-    assert set(json.loads(content)["error"]) == {"message", "type", "param", "code"}
-    assert body.error.code == status
-    assert body.error.type
-    return body.error.message
-
-
-def sample(client: httpx.Client, series: str) -> float:
-    """A series of /metrics by its exact name and labels; 0 when there is none."""
-    lines = client.get("/metrics").text.splitlines()
-    return next((float(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == series), 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -78,55 +35,6 @@ def server() -> Iterator[RunningServer]:
 def client(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client() as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Keys from both places."""
-    file = tmp_path_factory.mktemp("keys") / "keys"
-    file.write_text("# the team's\nfrom-file\n\n  second-of-file  \n", encoding="utf-8")
-    with make_server(EmbedEndpoint(), server={"api_keys": ["secret", "clé"], "api_key_file": str(file)}) as running:
-        yield running
-
-
-# Keys
-
-
-@pytest.mark.parametrize("path", [*SYSTEM, "/no/such/path", "/", "//health", "/health/", "/ready/x", "/HEALTH"])
-def test_every_route_is_behind_the_key(keyed: RunningServer, path: str) -> None:
-    answer = Raw(keyed.url, "GET", path)
-    check_error(answer, 401)
-    assert answer.headers["www-authenticate"] == "Bearer"
-
-
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed", "/nope"])
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "GET"])
-def test_every_method_is_behind_the_key(keyed: RunningServer, method: str, path: str) -> None:
-    check_error(Raw(keyed.url, method, path, JSON, body=RIGHT), 401)
-
-
-@pytest.mark.parametrize("path", OPEN)
-def test_probes_need_no_key(keyed: RunningServer, path: str) -> None:
-    assert Raw(keyed.url, "GET", path).status == 200
-    assert Raw(keyed.url, "GET", path, b"Authorization: Bearer wrong").status == 200
-
-
-@pytest.mark.parametrize("key", [b"secret", b"from-file", b"second-of-file", "clé".encode()])
-@pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER", b"bEaReR"])
-def test_each_key_opens(keyed: RunningServer, scheme: bytes, key: bytes) -> None:
-    authorization = b"Authorization: " + scheme + b" " + key
-    assert Raw(keyed.url, "GET", "/version", authorization).status == 200
-    assert Raw(keyed.url, "POST", "/v1/embeddings", authorization, JSON, body=RIGHT).status == 200
-    check_error(Raw(keyed.url, "GET", "/no/such/path", authorization), 404)
-
-
-WRONG = b"Bearer  secret|Bearer\tsecret|Bearer|Bearer ||secret|Basic secret|Bearersecret|Bearer secretx|Bearer Secret|Bearer # the team's"
-STRANGE = ["Bearer sécret".encode(), "Bearer sécret".encode("latin-1"), "Bearer clé".encode("latin-1"), b"Bearer \xff\xfe\x80"]
-
-
-@pytest.mark.parametrize("value", [*WRONG.split(b"|"), *STRANGE, b"Bearer " + b"s" * 8000], ids=lambda value: repr(value[:30]))
-def test_anything_else_is_401(keyed: RunningServer, value: bytes) -> None:
-    check_error(Raw(keyed.url, "GET", "/v1/models", b"Authorization: " + value), 401)
 
 
 # Request ids
@@ -426,14 +334,6 @@ def test_every_route_is_documented_with_its_errors(client: httpx.Client) -> None
     for path, method in routes:
         assert {"200", "400", "401", "404", "413", "429", "500", "503", "504"} <= set(paths[path][method]["responses"])
         assert paths[path][method]["requestBody"]["content"]["application/json"]["schema"]
-
-
-def test_the_document_tells_of_the_key(keyed: RunningServer, client: httpx.Client) -> None:
-    document = json.loads(Raw(keyed.url, "GET", "/openapi.json", b"Authorization: Bearer secret").body)
-    assert document["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
-    assert document["security"] == [{"key": []}]
-    assert all(document["paths"][path]["get"]["security"] == [] for path in OPEN)
-    assert "security" not in client.get("/openapi.json").json()
 
 
 def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:

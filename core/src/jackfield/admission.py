@@ -57,6 +57,14 @@ class Admission:
         self.num_bytes += num_bytes
         return Ticket(num_bytes)
 
+    def grow(self, ticket: Ticket, num_bytes: int) -> None:
+        """A body has more bytes than its request said. Raises: Overloaded."""
+        more = num_bytes - ticket.num_bytes
+        if self.num_bytes > ticket.num_bytes and self.num_bytes + more > self.max_bytes:
+            raise self._refuse("bytes", f"The queue is full: {self.num_bytes + more} bytes of {self.max_bytes}.")
+        self.num_bytes += more
+        ticket.num_bytes = num_bytes
+
     def charge(self, ticket: Ticket, num_tokens: int) -> None:
         """Count a request's tokens against the limit. Raises: Overloaded."""
         # A lone request may have more than the queue's limit, as with bytes.

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jackfield.admission import Admission
-from jackfield.binding import bind_models, check_aliases, check_models, endpoint_models, needs_engine
+from jackfield.binding import bind_models, check_aliases, check_models, endpoint_models, needs_engine, serves_model
 from jackfield.client import EngineClient, EngineHealth, ModelCard, ModelSpec, Progress
+from jackfield.config import Where
 from jackfield.context import Model
 from jackfield.encoding import BodyDecoder
 from jackfield.engine.cpu import usable_cpus
@@ -30,6 +31,7 @@ from jackfield.settings import Settings
 from jackfield.sources import resolve_source
 from jackfield.stages import Stages, check_endpoint, fold_stream, fold_submit
 from jackfield.tokenization import ModelTokenizer, TokenizerPool
+from jackfield.watchdog import Watchdog
 
 __all__ = ["App"]
 
@@ -46,26 +48,32 @@ class App:
     """
 
     def __init__(
-        self, settings: Settings, *, plugins: Plugins | None = None, all_endpoints: bool = False, background: bool = False
+        self,
+        settings: Settings,
+        *,
+        where: Where = "the configuration",
+        plugins: Plugins | None = None,
+        all_endpoints: bool = False,
+        background: bool = False,
     ) -> None:
-        """plugins: loaded already (by a test kit), instead of what is installed. all_endpoints: enable each installed endpoint that fits.
-        background: the lifespan does not wait for the models; requests get 503 until they are loaded."""
+        """where: what the settings come from. plugins: loaded already (by a test kit), instead of what is installed. all_endpoints: enable
+        each installed endpoint that fits. background: the lifespan does not wait for the models; requests get 503 until they are loaded."""
         self.settings = settings
         self.started = time.time()
-        self.failure: JackfieldError | None = None
+        self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self.on_ready: Callable[[], None] = lambda: None
         self._background = background
-        self.plugins = (
-            plugins
-            if plugins is not None
-            else load_plugins(settings.endpoints, settings.plugins, on_error=settings.server.plugin_errors, all_endpoints=all_endpoints)
+        self.plugins = plugins or load_plugins(
+            settings.endpoints, settings.plugins, on_error=settings.server.plugin_errors, all_endpoints=all_endpoints, where=where
         )
         if not self.plugins.endpoints:
             raise ConfigError(
                 "No endpoint is enabled: add a table such as [endpoints.embed], or install a plugin (pip install jackfield-embed)."
             )
+        if not settings.models:
+            raise ConfigError('No model is configured: add a table such as [models.NAME] with source = "...".')
         check_aliases(settings.models)
         self.specs = {model: self._spec(model) for model in settings.models}
         self.engines: dict[str, EngineClient] = {}
@@ -79,6 +87,7 @@ class App:
             max_requests=server.max_queue_requests, max_bytes=server.max_queue_bytes, max_tokens=server.max_queue_tokens
         )
         self.metrics.watch(self.admission, self.engines.items)
+        self._watchdog = Watchdog(server.block_warning_ms / 1000, self.metrics.blocked)
         self._routes: list[tuple[BoundRoute, LoadedEndpoint]] = self._bind_routes()
         for loaded in self.plugins.endpoints.values():
             check_models(loaded, self.cards, settings.models)
@@ -105,7 +114,9 @@ class App:
             card = self.cards.get(model)
             if card is None:
                 continue
-            served = sorted({route.endpoint.name for route, _ in self._routes if model in route.models})
+            served = sorted(
+                {route.endpoint.name for route, loaded in self._routes if serves_model(route.route, loaded, model, card, self.specs)}
+            )
             entries.append(
                 ModelEntry(
                     id=model,
@@ -128,7 +139,7 @@ class App:
         server = self.settings.server
         self._pool = TokenizerPool(server.tokenizer_threads or max(1, min(4, usable_cpus() // 2)))
         self._pipeline.tokenizers = self._pool
-        starting = [client.start(self.on_progress) for client in self.engines.values()]
+        starting = [_start_engine(name, client, self.on_progress) for name, client in self.engines.items()]
         tokenizers = asyncio.create_task(asyncio.to_thread(self._load_tokenizers, dict(self.cards)))
         loaded = await asyncio.gather(*starting)
         for cards in loaded:
@@ -156,12 +167,14 @@ class App:
         for route, endpoint in self._routes:
             check_models(endpoint, self.cards, self.settings.models)
             bind_models(route, endpoint, self.models, self.settings.models)
+        self._watchdog.start()
         self._pipeline.not_ready = ""
         self.on_ready()
 
     async def stop(self) -> None:
         """End the engines and the tokenizer threads."""
         self._pipeline.not_ready = "it is shutting down"
+        self._watchdog.stop()
         await asyncio.gather(*(client.stop() for client in self.engines.values()))
         self._pool.close()
 
@@ -171,7 +184,11 @@ class App:
         if self._background:
             task = asyncio.create_task(self._start_in_background())
         else:
-            await self.start()
+            try:
+                await self.start()
+            except Exception as error:
+                self.failure = error
+                raise
         try:
             yield
         finally:
@@ -183,7 +200,7 @@ class App:
     async def _start_in_background(self) -> None:
         try:
             await self.start()
-        except JackfieldError as error:
+        except Exception as error:  # a bug as well: a server that says "loading" for ever would be worse than one that ends
             self.failure = error
             self.on_failure()
 
@@ -281,6 +298,7 @@ class App:
         self._pipeline = Pipeline(
             admission=self.admission,
             max_prompts=server.max_prompts,
+            watchdog=self._watchdog,
             default_deadline_s=server.default_deadline_s,
             observe=self.metrics.finished,
         )
@@ -304,16 +322,27 @@ class App:
         return {name: client.health() for name, client in self.engines.items()}
 
 
+async def _start_engine(name: str, client: EngineClient, on_progress: Callable[[Progress], None]) -> dict[str, ModelCard]:
+    try:
+        return await client.start(on_progress)
+    except JackfieldError:
+        raise
+    except Exception as error:  # a plugin's engine may raise anything
+        raise PluginError(f"engine {name!r} ({type(client).__name__}) did not start: {type(error).__name__}: {error}") from error
+
+
 def api_keys(settings: Settings) -> list[str]:
     """The keys of the configuration and of its key file, one a line. Raises: ConfigError."""
-    keys = [key for key in settings.server.api_keys if key]
+    keys = list(settings.server.api_keys)
+    if not all(key.strip() for key in keys):
+        raise ConfigError("[server] api_keys (or JACKFIELD_API_KEY) holds an empty key, which would let everybody in; give one, or none")
     if settings.server.api_key_file:
         path = Path(settings.server.api_key_file)
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise ConfigError(f"[server] api_key_file = {str(path)!r} cannot be read: {error.strerror}") from None
-        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        keys += [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
         if not keys:
             raise ConfigError(f"[server] api_key_file = {str(path)!r} holds no key")
     return keys

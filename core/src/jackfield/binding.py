@@ -12,7 +12,7 @@ from jackfield.pipeline import BoundModel, BoundRoute
 from jackfield.plugins import LoadedEndpoint
 from jackfield.settings import ModelSettings
 
-__all__ = ["bind_models", "check_aliases", "check_models", "choose_operation", "endpoint_models", "needs_engine"]
+__all__ = ["bind_models", "check_aliases", "check_models", "choose_operation", "endpoint_models", "needs_engine", "serves_model"]
 
 
 def choose_operation(wanted: tuple[str, ...], card: ModelCard) -> str | None:
@@ -53,6 +53,12 @@ def check_models(loaded: LoadedEndpoint, cards: Mapping[str, ModelCard], configu
                     f"endpoint {endpoint.name!r} is bound to model {model!r}, which cannot {' or '.join(wanted)}: "
                     f"{cards[model].architecture} can {can}. Take the model out of [endpoints.{endpoint.name}] models"
                 )
+
+
+def serves_model(route: Route, loaded: LoadedEndpoint, model: str, card: ModelCard, models: Mapping[str, object]) -> bool:
+    """Whether a route serves a model; models: all that are configured."""
+    wanted = wanted_operations(loaded.endpoint, route)
+    return model in endpoint_models(loaded, models) and (not wanted or choose_operation(wanted, card) is not None)
 
 
 def bind_models(route: BoundRoute, loaded: LoadedEndpoint, bound: Mapping[str, BoundModel], settings: Mapping[str, ModelSettings]) -> None:

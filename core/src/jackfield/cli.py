@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from jackfield.config import load_settings
+from jackfield.config import Where, literal, read_settings, split_key
 from jackfield.errors import ConfigError, PluginError, StartupError
-from jackfield.plugins import PluginInfo, installed_plugins, load_plugins
-from jackfield.settings import ModelSettings, Settings
+from jackfield.plugins import PluginInfo, Plugins, installed_plugins, load_plugins
+from jackfield.settings import Settings
 
 if TYPE_CHECKING:
     from jackfield.app import App
@@ -32,6 +33,8 @@ __all__ = ["main"]
 EXIT_CODES = (
     "Exit codes: 0 it went well (for serve: it was told to end, and drained); 1 a bug; 2 wrong usage, configuration, plugin or model."
 )
+
+_SECRET = re.compile(r"(^|_)(key|token|secret|password|credentials?|dsn)$", re.IGNORECASE)
 
 _target = click.argument("target", metavar="[CONFIG | MODEL]", required=False)
 _set = click.option(
@@ -59,9 +62,9 @@ def serve(target: str | None, host: str | None, port: int | None, offline: bool,
         for key, value in (("server.host", host), ("server.port", port), ("server.offline", offline or None))
         if value is not None
     }
-    settings, from_file = _settings(target, {**flags, **_assignments(assignments)})
-    _logging(settings)
-    app = _app(settings, all_endpoints=not from_file)
+    given = _read(target, {**flags, **_assignments(assignments)})
+    _logging(given.settings)
+    app = _app(given)
     from jackfield.serve import serve as run  # noqa: PLC0415
 
     sys.exit(run(app))
@@ -73,14 +76,15 @@ def serve(target: str | None, host: str | None, port: int | None, offline: bool,
 @_json
 def check(target: str | None, assignments: tuple[str, ...], as_json: bool) -> None:
     """Try everything but the weights: the configuration, the plugins, the models' files, the routes."""
-    settings, from_file = _settings(target, _assignments(assignments))
-    app = _app(settings, all_endpoints=not from_file)
+    given = _read(target, _assignments(assignments))
+    app = _app(given)
     app.asgi  # noqa: B018  (builds the routes and their document)
     names = sorted(app.plugins.endpoints)
+    known = sorted(given.settings.models)
     if as_json:
-        click.echo(msgspec.json.encode({"ok": True, "models": sorted(settings.models), "endpoints": names}).decode())
+        click.echo(msgspec.json.encode({"ok": True, "models": known, "endpoints": names}).decode())
     else:
-        click.echo(f"ok: {len(settings.models)} models ({', '.join(sorted(settings.models))}), endpoints {', '.join(names)}")
+        click.echo(f"ok: {len(known)} models ({', '.join(known)}), endpoints {', '.join(names)}")
 
 
 @cli.command(name="config", epilog=EXIT_CODES)
@@ -89,11 +93,11 @@ def check(target: str | None, assignments: tuple[str, ...], as_json: bool) -> No
 @_json
 def show_config(target: str | None, assignments: tuple[str, ...], as_json: bool) -> None:
     """Print the effective configuration, defaults included; keys are hidden."""
-    settings, from_file = _settings(target, _assignments(assignments))
-    plugins = load_plugins(settings.endpoints, settings.plugins, on_error="skip", all_endpoints=not from_file)
-    table: dict[str, Any] = msgspec.to_builtins(settings)
-    table["server"]["api_keys"] = ["..."] * len(settings.server.api_keys)
+    given = _read(target, _assignments(assignments))
+    plugins = _plugins(given)
+    table: dict[str, Any] = msgspec.to_builtins(given.settings)
     table["endpoints"] = {name: msgspec.to_builtins(loaded.settings) for name, loaded in sorted(plugins.endpoints.items())}
+    table = _masked(table)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(table)).decode())
     else:
@@ -116,8 +120,7 @@ def plugins(target: str | None, as_json: bool) -> None:
             for point in installed_plugins()
         ]
     else:
-        settings, from_file = _settings(target, {})
-        rows = load_plugins(settings.endpoints, settings.plugins, on_error="skip", all_endpoints=not from_file).infos
+        rows = _plugins(_read(target, {})).infos
     _show(rows, ("name", "distribution", "version", "state", "reason"), as_json)
 
 
@@ -127,24 +130,39 @@ def plugins(target: str | None, as_json: bool) -> None:
 @_json
 def models(target: str | None, assignments: tuple[str, ...], as_json: bool) -> None:
     """List the configured models with what their files say: length, operations, size of vectors, endpoints."""
-    settings, from_file = _settings(target, _assignments(assignments))
-    entries = _app(settings, all_endpoints=not from_file).model_entries()
-    _show(entries, ("id", "root", "max_model_len", "embedding_size", "operations", "aliases"), as_json)
+    entries = _app(_read(target, _assignments(assignments))).model_entries()
+    _show(entries, ("id", "root", "max_model_len", "embedding_size", "operations", "endpoints", "aliases"), as_json)
 
 
-def _settings(target: str | None, overrides: dict[str, Any]) -> tuple[Settings, bool]:
-    """The effective settings, and whether they come from a file; a model alone makes its own."""
+class _Given(msgspec.Struct, frozen=True):
+    """What the command line named. from_file: a configuration; else a model alone, which every installed endpoint serves that fits."""
+
+    settings: Settings
+    where: Where
+    from_file: bool
+
+
+def _read(target: str | None, overrides: dict[str, Any]) -> _Given:
     from jackfield.sources import looks_like_model  # noqa: PLC0415
 
     if target is None:
-        default = Path("jackfield.toml")
-        if not default.is_file():
+        target = "jackfield.toml"
+        if not Path(target).is_file():
             raise ConfigError("Give the path of a TOML file, or a model's id or folder (there is no jackfield.toml here).")
-        return load_settings(default, environ=os.environ, overrides=overrides), True
-    if not looks_like_model(target):
-        return load_settings(Path(target), environ=os.environ, overrides=overrides), True
-    settings = load_settings(None, environ=os.environ, overrides=overrides)
-    return msgspec.structs.replace(settings, models={**settings.models, _model_name(target): ModelSettings(source=target)}), False
+    is_model = looks_like_model(target)
+    settings, where = read_settings(
+        None if is_model else Path(target),
+        environ=os.environ,
+        overrides=overrides,
+        model=(_model_name(target), target) if is_model else None,
+    )
+    return _Given(settings, where, from_file=not is_model)
+
+
+def _plugins(given: _Given) -> Plugins:
+    """What becomes of each plugin; one that fails is listed and stops nothing."""
+    settings = given.settings
+    return load_plugins(settings.endpoints, settings.plugins, on_error="skip", all_endpoints=not given.from_file, where=given.where)
 
 
 def _model_name(target: str) -> str:
@@ -154,19 +172,18 @@ def _model_name(target: str) -> str:
 
 
 def _assignments(pairs: tuple[str, ...]) -> dict[str, Any]:
-    from jackfield.config import literal  # noqa: PLC0415
-
     values: dict[str, Any] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or "." not in key:
             raise ConfigError(f"--set {pair}: KEY=VALUE is expected, with a dotted key such as server.port=9000.")
-        values[key] = literal(key.split("."), value)
+        values[key] = literal(split_key(key), value)
     return values
 
 
-def _app(settings: Settings, *, all_endpoints: bool) -> App:
+def _app(given: _Given) -> App:
     """The application; transformers is imported with torch hidden from it, before anything else can."""
+    settings = given.settings
     if settings.server.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, here and in the engine's process
     if settings.engine.mode == "process":
@@ -176,7 +193,7 @@ def _app(settings: Settings, *, all_endpoints: bool) -> App:
             from jackfield.app import App  # noqa: PLC0415
     else:
         from jackfield.app import App  # noqa: PLC0415
-    return App(settings, all_endpoints=all_endpoints, background=True)
+    return App(settings, where=given.where, all_endpoints=not given.from_file, background=True)
 
 
 def _logging(settings: Settings) -> None:
@@ -210,6 +227,19 @@ def _show(rows: list[Any], columns: tuple[str, ...], as_json: bool) -> None:
 
 def _cell(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+
+
+def _masked(table: dict[str, Any], name: str = "") -> dict[str, Any]:
+    """Without what would give access to something: the server's keys, and what a plugin's key is called after."""
+    masked: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            masked[key] = _masked(value, key)
+        elif (name, key) == ("server", "api_keys"):
+            masked[key] = ["..."] * len(value)
+        else:
+            masked[key] = "..." if value and isinstance(value, str) and _SECRET.search(key) else value
+    return masked
 
 
 def _without_none(value: Any) -> Any:

@@ -26,7 +26,7 @@ __all__ = [
     "Progress",
 ]
 
-Execution = Literal["packed", "buckets", "plain", "other"]
+Execution = Literal["packed", "buckets", "other"]
 State = Literal["loading", "ready", "stuck", "dead", "stopped"]
 
 
@@ -56,7 +56,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     dimensions: allowed sizes of a shortened vector; empty means any up to embedding_size if matryoshka, else none.
     prompts: the model's instructions by name; default_prompt is put before every text, as sentence-transformers does.
     exclude_prompt: the instruction's tokens stay out of the vector. lowercase: texts are lower-cased before the tokenizer.
-    execution: how batches run, "packed" (end to end, no padding), "buckets" (of equal length), "plain" (one by one).
+    dtype, device, execution: None until the model is loaded. execution: how batches run, "packed" (end to end, no padding), "buckets" (of
+    equal length), "other" (a plugin's engine).
     """
 
     id: str
@@ -74,9 +75,9 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     exclude_prompt: bool = False
     lowercase: bool = False
     labels: tuple[str, ...] = ()
-    dtype: str = "float32"
-    device: str = "cpu"
-    execution: Execution = "other"
+    dtype: str | None = None
+    device: str | None = None
+    execution: Execution | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -105,7 +106,6 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_steps: int = 0
     num_tokens: int = 0
     num_sequences: int = 0
-    num_deduplicated: int = 0
     busy_s: float = 0.0
     token_budget: int = 0
 

@@ -22,9 +22,11 @@ import msgspec
 from jackfield.errors import ConfigError
 from jackfield.settings import ModelSettings, Settings
 
-__all__ = ["convert", "literal", "load_settings", "nearest"]
+__all__ = ["Where", "convert", "inside", "literal", "load_settings", "nearest", "read_settings", "split_key"]
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
+# What a table came from (a file, a variable, a flag), or a function that tells it for the keys of a value in it.
+Where = str | Callable[[list[str]], str]
 
 ENV_PREFIX = "JACKFIELD_"
 API_KEY_VARIABLE = "JACKFIELD_API_KEY"
@@ -34,10 +36,21 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
 
 
 def load_settings(path: Path | None, *, environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """The effective settings.
+    """The effective settings: `read_settings` without their origins. Raises: ConfigError."""
+    return read_settings(path, environ=environ, overrides=overrides)[0]
+
+
+def read_settings(
+    path: Path | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    model: tuple[str, str] | None = None,
+) -> tuple[Settings, Where]:
+    """The effective settings, and where each key comes from.
 
     path: the TOML file, or None for defaults alone. environ: variables; those that begin with JACKFIELD_ count. overrides: values by
-    dotted key (`server.port`), from flags.
+    dotted key (`server.port`), from flags. model: id and source of one that is served without a file.
 
     Raises: ConfigError.
     """
@@ -45,13 +58,15 @@ def load_settings(path: Path | None, *, environ: Mapping[str, str] | None = None
     origins: dict[tuple[str, ...], str] = {}
     if path is not None:
         table = _read(path)
+    elif model is not None:
+        table = {"models": {model[0]: {"source": model[1]}}}
     for name, value in (environ or {}).items():
         keys = _variable_keys(table, name)
         if keys:
             _put(table, keys, literal(keys, value), name)
             origins[tuple(keys)] = name
     for key, value in (overrides or {}).items():
-        keys = key.split(".")
+        keys = split_key(key)
         _put(table, keys, value, f"--set {key}")
         origins[tuple(keys)] = f"the flag for {key}"
 
@@ -63,10 +78,15 @@ def load_settings(path: Path | None, *, environ: Mapping[str, str] | None = None
         _check_tables(table, name, where)
     settings = convert(table, Settings, where=where)
     extra = (environ or {}).get(API_KEY_VARIABLE)
-    if extra:
+    if extra is not None:
         server = msgspec.structs.replace(settings.server, api_keys=[*settings.server.api_keys, extra])
         settings = msgspec.structs.replace(settings, server=server)
-    return settings
+    return settings, where
+
+
+def split_key(key: str) -> list[str]:
+    """The parts of a dotted key; a part with dots of its own stands in double quotes."""
+    return [quoted or bare for quoted, bare in re.findall(r'"([^"]+)"|([^."]+)', key)]
 
 
 def _check_tables(table: Mapping[str, Any], name: str, where: Callable[[list[str]], str]) -> None:
@@ -78,19 +98,16 @@ def _check_tables(table: Mapping[str, Any], name: str, where: Callable[[list[str
         if not isinstance(entry, dict):
             raise ConfigError(f"{where([name, key])}: {name}.{key} = {entry!r}: expected a table, [{name}.{key}].")
         if name == "models":
-            convert(entry, ModelSettings, where=_inside(where, [name, key]), prefix=f"models.{key}")
+            convert(entry, ModelSettings, where=inside(where, [name, key]), prefix=f"models.{key}")
 
 
-def _inside(where: Callable[[list[str]], str], outer: list[str]) -> Callable[[list[str]], str]:
-    """`where` for keys of an inner table."""
-    return lambda keys: where([*outer, *keys])
+def inside(where: Where, outer: list[str]) -> Where:
+    """`where` for the keys of an inner table."""
+    return where if isinstance(where, str) else lambda keys: where([*outer, *keys])
 
 
-def convert(table: Mapping[str, Any], kind: type[StructT], *, where: str | Callable[[list[str]], str], prefix: str = "") -> StructT:
-    """Decode a table strictly into its struct.
-
-    where: what it came from, or a function that tells it for a key; prefix: the table's own dotted name. Raises: ConfigError.
-    """
+def convert(table: Mapping[str, Any], kind: type[StructT], *, where: Where, prefix: str = "") -> StructT:
+    """Decode a table strictly into its struct. prefix: the table's own dotted name. Raises: ConfigError."""
     try:
         return msgspec.convert(table, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -180,7 +197,7 @@ def _is_text(kind: Any) -> bool:
     return kind is str or (get_origin(kind) is Literal and all(isinstance(arm, str) for arm in get_args(kind)))
 
 
-def _explain(text: str, table: Mapping[str, Any], kind: type[msgspec.Struct], where: str | Callable[[list[str]], str], prefix: str) -> str:
+def _explain(text: str, table: Mapping[str, Any], kind: type[msgspec.Struct], where: Where, prefix: str) -> str:
     match = _AT.match(text)
     reason, path = (match["reason"], match["path"]) if match else (text, "$")
     keys = [key for key in re.split(r"[.\[\]]+", path.removeprefix("$")) if key]

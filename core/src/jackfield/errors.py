@@ -122,12 +122,10 @@ class EmptyPrompt(BadRequest):
 class PromptTooLong(BadRequest):
     """The prompt has more tokens than the model takes."""
 
-    def __init__(self, *, limit: int, got: int, param: str | None = None) -> None:
-        super().__init__(
-            f"This model's maximum context length is {limit} tokens, but the prompt has {got}. Shorten it, or ask for "
-            f"truncation with truncate_prompt_tokens (-1 cuts to {limit}).",
-            param=param,
-        )
+    def __init__(self, *, limit: int, got: int, can_cut: bool = True, param: str | None = None) -> None:
+        """can_cut: whether the route has a field that asks for truncation."""
+        advice = f"Shorten it, or ask for truncation with truncate_prompt_tokens (-1 cuts to {limit})." if can_cut else "Shorten it."
+        super().__init__(f"This model's maximum context length is {limit} tokens, but the prompt has {got}. {advice}", param=param)
 
 
 class TokenOutOfVocabulary(BadRequest):
@@ -192,10 +190,13 @@ class Overloaded(ServingError):
 
 
 class HeaderTooLarge(ServingError):
-    """A header that the server reads is longer than it takes."""
+    """The request's head, its first line and all headers, is longer than the server takes."""
 
     status = 431
     type = "BadRequestError"
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(f"The request's headers are over the limit of {limit} bytes.")
 
 
 class ClientGone(ServingError):

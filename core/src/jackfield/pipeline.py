@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -43,6 +43,7 @@ from jackfield.schema import Request
 from jackfield.settings import EndpointSettings
 from jackfield.stages import Stages
 from jackfield.tokenization import ModelTokenizer, TokenizerPool, pack_ids
+from jackfield.watchdog import Watchdog
 
 __all__ = ["BoundModel", "BoundRoute", "Call", "Pipeline", "engine_stream", "engine_submit"]
 
@@ -54,6 +55,7 @@ _ID_CHARS = re.compile(r"[^A-Za-z0-9._:\-]")
 MAX_ID_CHARS = 128
 
 _engine_ids = itertools.count(1)
+T = TypeVar("T")
 
 
 class BoundModel(Struct, frozen=True, kw_only=True):
@@ -109,7 +111,7 @@ class Pipeline:
     """Runs requests. One a server.
 
     max_prompts: prompts a request may have. default_deadline_s: for requests that name none; 0 for none at all. tokenizers: set before the
-    first request. not_ready: why no request can be served yet, or an empty text.
+    first request. watchdog: times the stages. not_ready: why no request can be served yet, or an empty text.
     """
 
     tokenizers: TokenizerPool
@@ -119,38 +121,46 @@ class Pipeline:
         *,
         admission: Admission,
         max_prompts: int,
+        watchdog: Watchdog,
         default_deadline_s: float = 0.0,
         observe: Callable[[Context[Any], BaseException | None], None] | None = None,
     ) -> None:
         self.admission = admission
+        self.watchdog = watchdog
         self.max_prompts = max_prompts
         self.default_deadline_s = default_deadline_s
         self.not_ready = ""
         self._observe = observe
 
+    def admit(self, num_bytes: int) -> Ticket:
+        """Let a request in, before its body is read. num_bytes: what it says of its body. The ticket goes to `begin`, or back to `leave`.
+
+        Raises: EngineUnavailable while the models load, Overloaded.
+        """
+        if self.not_ready:
+            raise EngineUnavailable(f"The server is not ready: {self.not_ready}.")
+        return self.admission.enter(num_bytes)
+
+    def leave(self, ticket: Ticket) -> None:
+        """A request that was let in has ended before it began."""
+        self.admission.release(ticket, served=False)
+
     def begin(
         self,
         bound: BoundRoute,
+        ticket: Ticket,
         decode: Callable[[], Any],
-        num_bytes: int,
         headers: Mapping[str, str],
         *,
         timeout_s: float | None,
         request_id: str,
     ) -> Call:
-        """Admit a request, decode it and find its model. request_id: the server's own, for when the client gave none.
+        """Decode a request and find its model. request_id: the server's own, for when the client gave none.
 
-        Raises: EngineUnavailable while the models load, Overloaded, InvalidBody, ModelNotFound, UnsupportedOperation.
+        Raises: InvalidBody, ModelNotFound, UnsupportedOperation.
         """
-        if self.not_ready:
-            raise EngineUnavailable(f"The server is not ready: {self.not_ready}.")
-        ticket = self.admission.enter(num_bytes)
-        try:
-            request: Request = decode()
-            model, operation = bound.model(request.model)
-        except BaseException:
-            self.admission.release(ticket, served=False)
-            raise
+        request: Request = decode()
+        model, operation = bound.model(request.model)
         timeout = timeout_s or self.default_deadline_s
         ctx: Context[Any] = Context(
             request=request,
@@ -170,28 +180,32 @@ class Pipeline:
         ctx = call.ctx
         error: BaseException | None = None
         try:
-            work = await self._prepare(call)
-            if work is not None:
-                started = time.monotonic()
-                ctx.outputs = await _within(ctx, call.bound.submit(ctx, work))
-                ctx.timings_s["engine"] = time.monotonic() - started
-            return await self._finish(call)
+            return await _within(ctx, self._answer(call))
         except BaseException as raised:
             error = raised
             raise
         finally:
             self._end(call, error)
 
+    async def _answer(self, call: Call) -> bytes:
+        ctx = call.ctx
+        work = await self._prepare(call)
+        if work is not None:
+            started = time.monotonic()
+            ctx.outputs = await call.bound.submit(ctx, work)
+            ctx.timings_s["engine"] = time.monotonic() - started
+        return await self._finish(call)
+
     async def stream(self, call: Call) -> AsyncIterator[bytes]:
         """The bodies of a stream's events. What goes wrong before the first is raised before anything is sent."""
         error: BaseException | None = None
         try:
-            work = await self._prepare(call)
+            work = await _within(call.ctx, self._prepare(call))
             if work is None:
                 raise BadRequest("This route has no stream.", param="stream")
             async with aclosing(call.bound.stream(call.ctx, work)) as deltas:  # type: ignore[type-var]
-                async for delta in deltas:
-                    chunk = await self._stage(call, call.bound.stages.build_chunk, delta)
+                while (delta := await _within(call.ctx, anext(deltas, None))) is not None:
+                    chunk = await self._stage(call, "build_chunk", call.bound.stages.build_chunk, delta)
                     if chunk is not None:
                         yield encode_response(chunk)
         except BaseException as raised:
@@ -204,10 +218,10 @@ class Pipeline:
         """Stages, tokens, checks and the charge: all that comes before the engine, which an endpoint may not need."""
         ctx, stages = call.ctx, call.bound.stages
         started = time.monotonic()
-        prompts = await self._stage(call, stages.preprocess)
+        prompts = await self._stage(call, "preprocess", stages.preprocess)
         if len(prompts) > self.max_prompts:
             raise BadRequest(f"The request has {len(prompts)} prompts; this server takes {self.max_prompts} ([server] max_prompts).")
-        params = await self._stage(call, stages.params) if ctx.operation is not None else None
+        params = await self._stage(call, stages.params_stage(ctx), stages.params) if ctx.operation is not None else None
         prepared = time.monotonic()
         ctx.timings_s["preprocess"] = prepared - started
         if prompts:
@@ -235,18 +249,20 @@ class Pipeline:
         if call.bound.settings.threaded or num_numbers(ctx.outputs.values) >= OFFLOAD_NUMBERS:
             body = await asyncio.to_thread(_build, call)
         else:
-            body = _build(call)
+            body = self.watchdog.run(ctx.endpoint.name, "build_response", _build, call)
         ctx.timings_s["build_response"] = time.monotonic() - started
         return body
 
-    async def _stage(self, call: Call, stage: Callable[..., Any], *more: Any) -> Any:
-        return await asyncio.to_thread(stage, call.ctx, *more) if call.bound.settings.threaded else stage(call.ctx, *more)
+    async def _stage(self, call: Call, name: str, stage: Callable[..., Any], *more: Any) -> Any:
+        if call.bound.settings.threaded:
+            return await asyncio.to_thread(stage, call.ctx, *more)
+        return self.watchdog.run(call.ctx.endpoint.name, name, stage, call.ctx, *more)
 
     def _end(self, call: Call, error: BaseException | None) -> None:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             error = ClientGone()  # only a client that leaves, or the end of the server, cancels a request
         self.admission.release(call.ticket, served=error is None)
-        call.bound.stages.request_finished(call.ctx, error)
+        self.watchdog.run(call.ctx.endpoint.name, "request_finished", call.bound.stages.request_finished, call.ctx, error)
         if self._observe is not None:
             self._observe(call.ctx, error)
 
@@ -283,16 +299,18 @@ def engine_stream(models: Mapping[str, BoundModel]) -> Stream:
     return stream
 
 
-async def _within(ctx: Context[Any], work: Awaitable[PoolingOutputs]) -> PoolingOutputs:
+async def _within(ctx: Context[Any], work: Awaitable[T]) -> T:
     """Wait until the request's deadline at most; the engine drops what waits by itself, this ends what runs."""
     if ctx.deadline is None:
         return await work
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout_at(loop.time() + ctx.deadline - time.monotonic()):
+        async with asyncio.timeout_at(loop.time() + ctx.deadline - time.monotonic()) as timer:
             return await work
     except TimeoutError:
-        raise DeadlineExceeded from None
+        if timer.expired():
+            raise DeadlineExceeded from None
+        raise  # a plugin's own
 
 
 def _clean(given: str | None) -> str:
@@ -310,7 +328,8 @@ def _check_prompts(ctx: Context[Any]) -> None:
         if count == 0:
             raise EmptyPrompt("A prompt has no token at all.", param=prompt.param)
         if count > card.max_length:
-            raise PromptTooLong(limit=card.max_length, got=count, param=prompt.param)
+            cuts = "truncate_prompt_tokens" in getattr(ctx.route.request, "__struct_fields__", ())
+            raise PromptTooLong(limit=card.max_length, got=count, can_cut=cuts, param=prompt.param)
         if max(prompt.token_ids) >= card.vocab_size:
             raise TokenOutOfVocabulary(token_id=max(prompt.token_ids), vocab_size=card.vocab_size, param=prompt.param)
 

@@ -12,24 +12,39 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import pluggy
 from msgspec import Struct
 
-from jackfield.config import convert, nearest
+from jackfield.config import Where, convert, inside, nearest
 from jackfield.endpoint import Endpoint, EndpointRegistry
 from jackfield.errors import ConfigError, PluginError, StartupError
 from jackfield.hookspecs import APP_PROJECT, PLUGIN_API, AppHooks
 from jackfield.settings import EndpointSettings
 
-__all__ = ["GROUP", "LoadedEndpoint", "PluginInfo", "Plugins", "call_hook", "installed_plugins", "load_plugins"]
+__all__ = ["GROUP", "Installed", "LoadedEndpoint", "PluginInfo", "Plugins", "call_hook", "installed_plugins", "load_plugins"]
 
 log = logging.getLogger("jackfield.plugins")
 
 GROUP = "jackfield"
 State = Literal["loaded", "failed", "not configured"]
+
+
+class Installed(Protocol):
+    """What is needed of an entry point; a test kit has its own kind."""
+
+    @property
+    def name(self) -> str:
+        """Of the plugin."""
+
+    @property
+    def dist(self) -> Any:
+        """The distribution, with its name and version; None if it is not known."""
+
+    def load(self) -> Any:
+        """Import the plugin."""
 
 
 class PluginInfo(Struct, frozen=True, kw_only=True):
@@ -101,19 +116,20 @@ def load_plugins(
     plugins: Mapping[str, Mapping[str, Any]],
     *,
     on_error: Literal["stop", "skip"] = "stop",
-    installed: Iterable[EntryPoint] | None = None,
+    installed: Iterable[Installed] | None = None,
     all_endpoints: bool = False,
+    where: Where = "the configuration",
 ) -> Plugins:
     """Import and check what the configuration names.
 
     endpoints, plugins: tables by name. on_error: "skip" lists a failed plugin and goes on without it. all_endpoints: enable every installed
-    endpoint that the tables do not name.
+    endpoint that the tables do not name. where: what the tables come from.
 
     Raises: ConfigError for a name that is not installed; PluginError, naming the plugin, for one that fails.
     """
     loaded = Plugins()
-    found = list(installed) if installed is not None else installed_plugins()
-    by_name: dict[str, list[EntryPoint]] = {}
+    found: Iterable[Installed] = installed if installed is not None else installed_plugins()
+    by_name: dict[str, list[Installed]] = {}
     for point in found:
         by_name.setdefault(point.name, []).append(point)
     _check_names(endpoints, plugins, by_name)
@@ -125,7 +141,7 @@ def load_plugins(
         if wanted or all_endpoints:
             state = "loaded"
             try:
-                kept = _load(loaded, name, points, endpoints.get(name), plugins.get(name))
+                kept = _load(loaded, name, points, endpoints.get(name), plugins.get(name), where)
                 if not wanted and not kept:
                     _forget(loaded, name)
                     state = "not configured"
@@ -154,7 +170,7 @@ def _check_names(endpoints: Mapping[str, Any], plugins: Mapping[str, Any], known
         raise ConfigError(f"{both[0]!r} stands under [endpoints] and under [plugins]; an endpoint belongs to [endpoints] alone.")
 
 
-def _distribution(point: EntryPoint) -> tuple[str, str]:
+def _distribution(point: Installed) -> tuple[str, str]:
     return (point.dist.name, point.dist.version) if point.dist is not None else ("unknown", "0")
 
 
@@ -169,9 +185,10 @@ def _reason(error: BaseException) -> str:
 def _load(
     loaded: Plugins,
     name: str,
-    points: list[EntryPoint],
+    points: list[Installed],
     endpoint_table: Mapping[str, Any] | None,
     plugin_table: Mapping[str, Any] | None,
+    where: Where,
 ) -> bool:
     """Load one plugin; True if it brought an endpoint."""
     if len(points) > 1:
@@ -180,17 +197,25 @@ def _load(
     target = points[0].load()
     _check_api(target)
     _check_api(sys.modules.get(getattr(target, "__module__", ""), target))
-    plugin = _instantiate(name, target, plugin_table or {})
+    plugin = _instantiate(name, target, plugin_table or {}, inside(where, ["plugins", name]))
     try:
         loaded.manager.register(plugin, name=name)
         loaded.manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise PluginError(_hook_reason(error)) from error
+    _check_not_async(loaded, plugin)
     registry = EndpointRegistry()
     loaded.call_one(name, "jackfield_register_endpoints", registry=registry)
     if plugin_table is not None and registry.endpoints:
         raise PluginError(f"[plugins.{name}] names it, but it registers an endpoint; its table is [endpoints.{name}]")
-    return _register(loaded, name, registry, endpoint_table)
+    return _register(loaded, name, registry, endpoint_table, inside(where, ["endpoints", name]))
+
+
+def _check_not_async(loaded: Plugins, plugin: Any) -> None:
+    for caller in loaded.manager.get_hookcallers(plugin) or ():
+        for impl in caller.get_hookimpls():
+            if impl.plugin is plugin and inspect.iscoroutinefunction(impl.function):
+                raise PluginError(f"its {impl.function.__name__} is async; app hooks run once, at start-up, and are plain def")
 
 
 def _hook_reason(error: pluggy.PluginValidationError) -> str:
@@ -206,7 +231,7 @@ def _check_api(target: Any) -> None:
         raise PluginError(f"it is written for PLUGIN_API {api}, and this jackfield has {PLUGIN_API}; take a version of it made for that")
 
 
-def _instantiate(name: str, target: Any, table: Mapping[str, Any]) -> Any:
+def _instantiate(name: str, target: Any, table: Mapping[str, Any], where: Where) -> Any:
     """A class is made an object, with its settings if it declares a struct of them; a module is taken as it is."""
     if not inspect.isclass(target):
         if table:
@@ -218,16 +243,18 @@ def _instantiate(name: str, target: Any, table: Mapping[str, Any]) -> Any:
         if table:
             raise ConfigError(f"[plugins.{name}] has keys, but the plugin declares no settings.")
         return make()
-    return make(convert(table, kind, where="the configuration", prefix=f"plugins.{name}"))
+    return make(convert(table, kind, where=where, prefix=f"plugins.{name}"))
 
 
-def _register(loaded: Plugins, name: str, registry: EndpointRegistry, table: Mapping[str, Any] | None) -> bool:
+def _register(loaded: Plugins, name: str, registry: EndpointRegistry, table: Mapping[str, Any] | None, where: Where) -> bool:
     for endpoint in registry.endpoints:
+        if not endpoint.name:
+            raise PluginError(f"its endpoint {type(endpoint).__name__} has no name")
         if endpoint.name != name:
             raise PluginError(f"its entry point is named {name!r}, but it registers the endpoint {endpoint.name!r}; the two must be equal")
         if name in loaded.endpoints:
             raise PluginError(f"it registers the endpoint {name!r} twice")
-        settings = convert(table or {}, endpoint.settings, where="the configuration", prefix=f"endpoints.{name}")
+        settings = convert(table or {}, endpoint.settings, where=where, prefix=f"endpoints.{name}")
         loaded.endpoints[name] = LoadedEndpoint(endpoint=endpoint, settings=settings, plugin=name)
     if table is not None and name not in loaded.endpoints:
         raise PluginError(

@@ -16,6 +16,7 @@ from rich.console import Console
 from jackfield.app import App
 from jackfield.client import Progress
 from jackfield.errors import ConfigError
+from jackfield.http.protocol import HTTPProtocol
 
 __all__ = ["serve"]
 
@@ -33,12 +34,13 @@ def serve(app: App) -> int:
     config = uvicorn.Config(
         app.asgi,
         loop="uvloop" if sys.platform != "win32" else "asyncio",
-        http="httptools",
+        http=HTTPProtocol,
         lifespan="on",
+        proxy_headers=False,  # nothing here asks for the client's address
         access_log=False,
         log_config=None,
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        timeout_graceful_shutdown=settings.drain_timeout_s,  # type: ignore[arg-type]  # it goes to asyncio.wait_for, which takes a float
         server_header=False,
         date_header=False,
     )
@@ -47,17 +49,18 @@ def serve(app: App) -> int:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     started = time.monotonic()
 
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
     def progress(step: Progress) -> None:
         if step.model:
-            console.print(f"{step.what}: {step.model} ({step.done + 1} of {step.total})", highlight=False)
+            say(f"{step.what}: {step.model} ({step.done + 1} of {step.total})")
 
     def ready() -> None:
         names = ", ".join(sorted(app.plugins.endpoints))
-        console.print(
-            f"jackfield is ready at [bold]{url}[/bold] after {time.monotonic() - started:.1f} s (endpoints: {names})", highlight=False
-        )
+        say(f"jackfield is ready at [bold]{url}[/bold] after {time.monotonic() - started:.1f} s (endpoints: {names})")
         if settings.docs:
-            console.print(f"documentation: {url}/docs", highlight=False)
+            say(f"documentation: {url}/docs")
 
     app.on_progress = progress
     app.on_ready = ready

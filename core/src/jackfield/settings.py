@@ -21,7 +21,7 @@ class CorsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     allow_origins: list[str] = []
     allow_methods: list[str] = field(default_factory=lambda: ["GET", "POST", "OPTIONS"])
-    allow_headers: list[str] = field(default_factory=lambda: ["authorization", "content-type", "x-request-id"])
+    allow_headers: list[str] = field(default_factory=lambda: ["authorization", "content-type", "x-request-id", "x-request-timeout"])
     max_age_s: Annotated[int, Meta(ge=0)] = 600
 
 

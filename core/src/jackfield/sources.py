@@ -31,8 +31,8 @@ def resolve_source(model: str, source: str, *, revision: str = "", offline: bool
 
 
 def looks_like_model(argument: str) -> bool:
-    """Whether the argument of `serve` names a model rather than a configuration file."""
-    return not argument.endswith(".toml") and (argument.startswith("package:") or Path(argument).is_dir() or "/" in argument)
+    """Whether the argument of `serve` names a model: whatever is not, and does not look like, a configuration file."""
+    return not argument.endswith(".toml") and (argument.endswith(".gguf") or not Path(argument).is_file())
 
 
 def _in_package(model: str, name: str) -> str:

@@ -83,11 +83,16 @@ class Stages:
 
     def params(self, ctx: Context[Any]) -> PoolingParams | SamplingParams:
         """What the engine is asked to do: sampling for the operation `generate`, pooling for every other."""
-        stage, kind = (self._sampling_params, SamplingParams) if ctx.operation == "generate" else (self._pooling_params, PoolingParams)
+        name = self.params_stage(ctx)
+        stage, kind = (self._sampling_params, SamplingParams) if name == "sampling_params" else (self._pooling_params, PoolingParams)
         params: PoolingParams | SamplingParams = _call(stage, ctx=ctx)
         if not isinstance(params, kind):
-            raise self._wrong(stage.name, params, f"a {kind.__name__}")
+            raise self._wrong(name, params, f"a {kind.__name__}")
         return params
+
+    def params_stage(self, ctx: Context[Any]) -> str:
+        """The name of the stage that `params` runs for this request."""
+        return "sampling_params" if ctx.operation == "generate" else "pooling_params"
 
     def build_response(self, ctx: Context[Any]) -> Any:
         """The answer's body."""
@@ -168,9 +173,7 @@ def _fold(hook: str, argument: str, endpoint: Endpoint[Any, Any], inner: Any, pl
 
 def check_endpoint(endpoint: Endpoint[Any, Any]) -> None:
     """What can be told from an endpoint's class alone. Raises: PluginError."""
-    who = f"endpoint {endpoint.name!r}" if endpoint.name else f"endpoint {type(endpoint).__name__}"
-    if not endpoint.name:
-        raise PluginError(f"{who} has no name")
+    who = f"endpoint {endpoint.name!r}"
     if not endpoint.routes:
         raise PluginError(f"{who} has no routes")
     unknown = sorted(set(_operations(endpoint)) - set(OPERATIONS))

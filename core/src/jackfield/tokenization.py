@@ -26,7 +26,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from jackfield.client import ModelCard
-from jackfield.errors import BadRequest, ModelError, NotSupported, PromptTooLong, TokenOutOfVocabulary
+from jackfield.errors import BadRequest, ModelError, TokenOutOfVocabulary
 from jackfield.prompts import ChatPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class ModelTokenizer:
         self._local = threading.local()
         self._local.tokenizer = base
         self.vocab_size = base.get_vocab_size(with_added_tokens=True)
-        self._head, self._tail = _special_tokens(base)
+        self._head, self._tail = _special_tokens(card, base)
         self._left = source.truncation_side == "left"
         self._special_ids = frozenset(source.all_special_ids)
         self._prefix_lengths: dict[str, int] = {}
@@ -155,7 +155,9 @@ class ModelTokenizer:
 
     def _result(self, prompt: Prompt, ids: list[int]) -> TokenizedPrompt:
         if prompt.max_tokens is not None and len(ids) > prompt.max_tokens:
-            raise PromptTooLong(limit=prompt.max_tokens, got=len(ids), param=prompt.param)
+            raise BadRequest(
+                f"The text has {len(ids)} tokens, over the request's own max_tokens of {prompt.max_tokens}.", param=prompt.param
+            )
         prefix = prompt.prefix if isinstance(prompt, TextPrompt) else ""
         return TokenizedPrompt(
             token_ids=ids,
@@ -248,12 +250,15 @@ def _load(card: ModelCard) -> PreTrainedTokenizerFast:
         raise ModelError(f"model {card.id!r}: no tokenizer can be loaded from {path}: {error}") from error
     if not getattr(source, "is_fast", False):
         raise ModelError(f"model {card.id!r}: {path} has no fast tokenizer (tokenizer.json), and slow ones are not served")
+    names = set(source.vocab_files_names.values())
+    if not options and not any((folder / name).is_file() for name in names):  # transformers makes an empty tokenizer of nothing
+        raise ModelError(f"model {card.id!r}: {path} holds no tokenizer: none of {', '.join(sorted(names))}")
     loaded: PreTrainedTokenizerFast = source
     return loaded
 
 
-def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What the post-processor puts before and after a text. Raises: NotSupported if it is more than a frame around it."""
+def _special_tokens(card: ModelCard, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before and after a text. Raises: ModelError if it is more than a frame around it."""
     probe = "a"
     framed = tokenizer.encode_batch_fast([probe], add_special_tokens=True)[0].ids
     bare = tokenizer.encode_batch_fast([probe], add_special_tokens=False)[0].ids
@@ -261,8 +266,8 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         if bare and framed[start : start + len(bare)] == bare:
             return framed[:start], framed[start + len(bare) :]
     if not bare:
-        raise NotSupported("The tokenizer gives no token for 'a'.")
-    raise NotSupported("The tokenizer's special tokens are no frame around the text.")
+        raise ModelError(f"model {card.id!r}: its tokenizer gives no token at all for {probe!r}")
+    raise ModelError(f"model {card.id!r}: its tokenizer's special tokens are no frame around the text, which is not served")
 
 
 def _describe(source: PreTrainedTokenizerFast) -> dict[str, Any]:

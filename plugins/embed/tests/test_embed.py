@@ -79,6 +79,12 @@ def test_messages(server: RunningServer) -> None:
         ({"input": "a", "prompt_name": "nope"}, "prompt_name"),
         ({"input": "a", "input_type": "nope"}, "input_type"),
         ({"input": "a", "priority": 2**40}, "priority"),
+        ({"input": [65], "prompt_name": "query"}, "prompt_name"),
+        ({"input": [[65]], "input_type": "query"}, "input_type"),
+        ({"input": [65], "add_special_tokens": True}, "add_special_tokens"),
+        ({"input": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"input": "a", "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": "a"}], "input_type": "query"}, "input_type"),
     ],
     ids=str,
 )

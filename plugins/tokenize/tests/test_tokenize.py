@@ -56,6 +56,8 @@ def test_messages(server: RunningServer) -> None:
         ("/tokenize", {"messages": [{"content": "a"}]}, "messages[0].role"),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template"),
+        ("/tokenize", {"prompt": "a", "tools": [{"type": "function"}]}, "tools"),
+        ("/tokenize", {"prompt": "a", "continue_final_message": True}, "continue_final_message"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": None}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),

@@ -23,7 +23,7 @@ __all__ = ["Engine", "Event"]
 
 log = logging.getLogger("jackfield.engine")
 
-# Tokens a step. CPU: measured with benchmarks/engine_steps.py, see benchmarks/ledger.md. GPU: not measured yet.
+# Tokens a step. CPU: benchmarks/ledger.md, "A step by its tokens". GPU: not measured yet.
 CPU_TOKEN_BUDGET = 2048
 GPU_TOKEN_BUDGET = 16384
 

@@ -51,7 +51,9 @@ class EngineProcess:
         self._last_move = (0, 0.0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        # In a row, which max_restarts bounds, and ever, which the metrics show.
         self._restarts = 0
+        self._all_restarts = 0
         self._ready_since = 0.0
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> dict[str, ModelCard]:
@@ -115,7 +117,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         self._loaded = loop.create_future()
-        self._health = EngineHealth(state="loading", restarts=self._restarts)
+        self._health = EngineHealth(state="loading", restarts=self._all_restarts)
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220, S603  (a fork and exec of ourselves: 2 ms, once)
                 [sys.executable, "-m", "jackfield.worker", str(theirs.fileno())],
@@ -130,7 +132,7 @@ class EngineProcess:
         cards = await self._loaded
         self._ready_since = time.monotonic()
         self._last_move = (0, self._ready_since)
-        self._health = EngineHealth(state="ready", restarts=self._restarts)
+        self._health = EngineHealth(state="ready", restarts=self._all_restarts)
         return cards
 
     def _receive(self, message: FromWorker) -> None:
@@ -167,7 +169,7 @@ class EngineProcess:
             self._loaded.set_exception(ModelError(f"the engine process ended with exit code {code} while it loaded the models"))
             return
         log.error("the engine process ended with exit code %s; %d requests were in flight", code, len(self._waiting))
-        self._health = EngineHealth(state="dead", detail=f"its process ended with exit code {code}", restarts=self._restarts)
+        self._health = EngineHealth(state="dead", detail=f"its process ended with exit code {code}", restarts=self._all_restarts)
         self._fail_all("The engine ended while this request was in it; it is being restarted.")
         self._task(self._restart())
 
@@ -177,16 +179,17 @@ class EngineProcess:
         while self._restarts < self._settings.max_restarts:
             await asyncio.sleep(FIRST_PAUSE_S * 2**self._restarts)
             self._restarts += 1
+            self._all_restarts += 1
             try:
                 await self._launch()
             except ModelError as error:
                 log.error("restart %d of the engine failed: %s", self._restarts, error)
-                self._health = EngineHealth(state="dead", detail=str(error), restarts=self._restarts)
+                self._health = EngineHealth(state="dead", detail=str(error), restarts=self._all_restarts)
             else:
                 log.warning("the engine is ready again after restart %d", self._restarts)
                 return
         log.critical("the engine was restarted %d times in a row and is given up", self._restarts)
-        self._health = EngineHealth(state="dead", detail=f"given up after {self._restarts} restarts", restarts=self._restarts)
+        self._health = EngineHealth(state="dead", detail=f"given up after {self._restarts} restarts", restarts=self._all_restarts)
 
     async def _watch(self) -> None:
         """Tell a stuck engine: work in it, and nothing moved for `stall_s`."""
@@ -195,7 +198,7 @@ class EngineProcess:
             quiet = time.monotonic() - self._last_move[1]
             if self._health.state == "ready" and self._waiting and quiet > self._settings.stall_s:
                 log.error("the engine has work and has not moved for %.0f s; ending it", quiet)
-                self._health = EngineHealth(state="stuck", detail=f"no progress for {quiet:.0f} s", restarts=self._restarts)
+                self._health = EngineHealth(state="stuck", detail=f"no progress for {quiet:.0f} s", restarts=self._all_restarts)
                 self._fail_all("The engine is stuck; it is being restarted.")
                 if self._process is not None:
                     self._process.kill()

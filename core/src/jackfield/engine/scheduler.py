@@ -164,9 +164,11 @@ class Scheduler:
         held = {sequence.key for sequence in chosen}
         late = sum(sequence.group.arrival <= overdue for sequence in window)
         by_length = sorted(window[late:], key=lambda s: abs(s.length - window[0].length))
+        blocked = False
         for position, sequence in enumerate([*window[:late], *by_length]):
             if position == late and len(picked) < late:
-                break  # younger ones do not pass an overdue one that waits for room
+                blocked = True  # younger ones do not pass an overdue one that waits for room
+                break
             cost = 0 if sequence.key in held else sequence.length
             if cost > budget and (chosen or picked):  # an oversized one runs alone
                 if not picked:
@@ -182,7 +184,7 @@ class Scheduler:
             self._start(sequence)
         chosen += picked
         # Nobody of a lower priority passes the oldest that found no room, nor what is beyond the window and would fit, perhaps.
-        return budget if picked and len(queue) == len(rest) else 0
+        return budget if picked and not blocked and len(queue) == len(rest) else 0
 
     def _start(self, sequence: Sequence) -> None:
         sequence.group.num_waiting -= 1

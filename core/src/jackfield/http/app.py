@@ -48,8 +48,10 @@ def build_http(parts: HttpParts) -> Shell:
     settings = parts.settings
     described = [(bound.endpoint.name, bound.settings.prefix, bound.route) for bound in parts.routes]
     check_routes((name, prefix, route.method, path) for name, prefix, route in described for path in route.paths)
-    document = build_openapi(version=parts.version, routes=described, keyed=bool(parts.api_keys), root_path=settings.root_path)
-    handlers = [route_handlers(parts.pipeline, bound, bound.settings.prefix) for bound in parts.routes]
+    document = build_openapi(
+        version=parts.version, routes=described, keyed=bool(parts.api_keys), root_path=settings.root_path, metrics=settings.metrics
+    )
+    handlers = [route_handlers(parts.pipeline, bound, bound.settings.prefix, settings.max_body_bytes) for bound in parts.routes]
     handlers += system_handlers(
         version=parts.version,
         models=parts.models,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -13,7 +14,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response import Stream
 from litestar.response.base import ASGIResponse
 
-from jackfield.errors import BadRequest, ClientGone, InvalidBody
+from jackfield.admission import Admission, Ticket
+from jackfield.errors import BadRequest, BodyTooLarge, ClientGone, InvalidBody
 from jackfield.http.errors import answer_for
 from jackfield.http.shell import REQUEST_ID_KEY
 from jackfield.pipeline import BoundRoute, Call, Pipeline
@@ -28,7 +30,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 WATCH_AFTER_S = 0.05
 
 
-def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str) -> HTTPRouteHandler:
+def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str, max_body_bytes: int) -> HTTPRouteHandler:
     """The handler of one route at all of its paths."""
     read_query = bound.route.method == "GET"
 
@@ -36,13 +38,16 @@ def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str) -> HTTPRo
         headers: Mapping[str, str] = request.headers
         timeout_s = _timeout(headers)
         own_id: str = request.scope.get(REQUEST_ID_KEY, "")  # type: ignore[assignment]
-        if read_query:
-            query = dict(request.query_params)
-            call = pipeline.begin(bound, lambda: bound.decoder.query(query), 0, headers, timeout_s=timeout_s, request_id=own_id)
-        else:
-            _check_content_type(headers)
-            raw = await _body(request)
-            call = pipeline.begin(bound, lambda: bound.decoder.body(raw), len(raw), headers, timeout_s=timeout_s, request_id=own_id)
+        ticket = pipeline.admit(0 if read_query else _body_length(headers, max_body_bytes))
+        try:
+            if read_query:
+                decode = partial(bound.decoder.query, dict(request.query_params))
+            else:
+                decode = partial(bound.decoder.body, await _body(request, pipeline.admission, ticket))
+            call = pipeline.begin(bound, ticket, decode, headers, timeout_s=timeout_s, request_id=own_id)
+        except BaseException:
+            pipeline.leave(ticket)
+            raise
         if bound.route.streams and call.ctx.request.stream:
             return await _stream(request, pipeline, call)
         body = await _unless_gone(request, pipeline.run(call))
@@ -57,15 +62,26 @@ def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str) -> HTTPRo
     )(handler)
 
 
-async def _body(request: Request[Any, Any, Any]) -> bytes:
-    """The whole body. Raises: ClientGone where Litestar would speak of a fault of the server."""
+async def _body(request: Request[Any, Any, Any], admission: Admission, ticket: Ticket) -> bytes:
+    """The whole body, counted as it arrives. Raises: ClientGone where Litestar would speak of a fault of the server; Overloaded."""
+    parts: list[bytes] = []
+    length = 0
     try:
-        return await request.body()
+        async for part in request.stream():
+            parts.append(part)
+            length += len(part)
+            if length > ticket.num_bytes:
+                admission.grow(ticket, length)
     except InternalServerException:
         raise ClientGone from None
+    return b"".join(parts)
 
 
-def _check_content_type(headers: Mapping[str, str]) -> None:
+def _body_length(headers: Mapping[str, str], limit: int) -> int:
+    """What the head says of the body, 0 if it is sent in chunks. Raises: InvalidBody for one that cannot be read; BodyTooLarge."""
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise InvalidBody(f"The content encoding {encoding[:50]!r} is not served; send the body as it is.")
     given = headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() != "application/json":
         raise InvalidBody(
@@ -73,6 +89,10 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
             if given
             else "The content type must be application/json; none was sent."
         )
+    length = headers.get("content-length", "0")
+    if int(length) > limit:  # the HTTP parser lets nothing but digits through
+        raise BodyTooLarge(limit=limit)
+    return int(length)
 
 
 def _timeout(headers: Mapping[str, str]) -> float | None:

@@ -46,6 +46,12 @@ class Metrics:
             ["endpoint", "model", "outcome"],
             registry=self.registry,
         )
+        self._blocked = Counter(
+            "jackfield_blocking_stages",
+            "Stages that blocked the event loop longer than [server] block_warning_ms.",
+            ["endpoint", "stage"],
+            registry=self.registry,
+        )
         # labels() costs as much as the rest of an observation; the children that recur are kept.
         self._children: dict[tuple[Any, ...], Any] = {}
 
@@ -63,6 +69,10 @@ class Metrics:
             self._child(self._tokens, name, model).inc(ctx.num_prompt_tokens)
         outcome = "ok" if error is None else type(error).__name__ if isinstance(error, ServingError) else "bug"
         self._child(self._outcomes, name, model, outcome).inc()
+
+    def blocked(self, endpoint: str, stage: str) -> None:
+        """A stage blocked the event loop."""
+        self._child(self._blocked, endpoint, stage).inc()
 
     def watch(self, admission: Admission, engines: Callable[[], Iterable[tuple[str, EngineClient]]]) -> None:
         """Read the queue and the engines whenever the metrics are."""

@@ -43,10 +43,10 @@ _SYSTEM: tuple[tuple[str, str, str, Any], ...] = (
 )
 
 
-def build_openapi(*, version: str, routes: Iterable[tuple[str, str, Route]], keyed: bool, root_path: str) -> bytes:
+def build_openapi(*, version: str, routes: Iterable[tuple[str, str, Route]], keyed: bool, root_path: str, metrics: bool) -> bytes:
     """The document as JSON bytes.
 
-    routes: endpoint name, path prefix, route. keyed: an API key is needed. root_path: a proxy's prefix.
+    routes: endpoint name, path prefix, route. keyed: an API key is needed. root_path: a proxy's prefix. metrics: there is /metrics.
     """
     described = list(routes)
     types = [kind for _, _, route in described for kind in (route.request, route.response, route.chunk) if kind is not None]
@@ -58,7 +58,7 @@ def build_openapi(*, version: str, routes: Iterable[tuple[str, str, Route]], key
         for position, path in enumerate(route.paths):
             operation = _operation(endpoint, route, schema_of, position)
             paths.setdefault(f"{prefix}{path}", {})[route.method.lower()] = operation
-    for path, name, summary, kind in _SYSTEM:
+    for path, name, summary, kind in _SYSTEM if metrics else _SYSTEM[:-1]:
         paths.setdefault(path, {})["get"] = _system_operation(path, name, summary, schema_of[id(kind)] if kind is not None else None)
     document: dict[str, Any] = {
         "openapi": "3.1.0",

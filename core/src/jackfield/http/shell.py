@@ -7,6 +7,7 @@ routing.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import logging
@@ -35,6 +36,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Where the scope holds the request's id, for the ids of answers.
 REQUEST_ID_KEY = "jackfield_request_id"
 OPEN_PATHS = frozenset({"/health", "/ready"})
+DOCS_PATH = "/docs"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_REQUEST_ID = 128
 _ID_BYTES = re.compile(rb"[^A-Za-z0-9._:\-]")
@@ -88,7 +90,9 @@ class Shell:
                 await _answer(send_with_extra, 204, b"", self._cors.preflight_headers())
                 return
             self._guard(scope["path"], fields.get(b"authorization"))
-            await self.app(scope, receive, send_with_extra)
+            # What GET answers HEAD answers too; the server leaves the body out.
+            inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self.app(inner, receive, send_with_extra)
         except ServingError as error:
             await self._fail(send_with_extra, error, status)
         except Exception as error:
@@ -115,19 +119,23 @@ class Shell:
             scope["raw_path"] = scope["raw_path"][len(self._root_path.encode()) :] or b"/"
 
     def _guard(self, path: str, authorization: bytes | None) -> None:
-        if path in OPEN_PATHS:
+        if (path.rstrip("/") or "/") in OPEN_PATHS:
             return
         if self.draining:
             raise Draining
         if self._keys and not self._has_key(authorization):
-            raise Unauthorized("A valid API key is needed: send it as `Authorization: Bearer KEY`.", headers={"www-authenticate": "Bearer"})
+            # A browser cannot send a bearer key with a page, but asks its user for a password.
+            scheme = 'Basic realm="jackfield: any name, the API key as password"' if path.startswith(DOCS_PATH) else "Bearer"
+            raise Unauthorized("A valid API key is needed: send it as `Authorization: Bearer KEY`.", headers={"www-authenticate": scheme})
 
     def _has_key(self, authorization: bytes | None) -> bool:
         """Digests of equal length are compared, all of them, so that time tells nothing about a key."""
         scheme, _, given = (authorization or b"").partition(b" ")
+        if scheme.lower() == b"basic":
+            given = _password(given)
         digest = hashlib.sha256(given).digest()
         matches = [hmac.compare_digest(digest, key) for key in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        return scheme.lower() in (b"bearer", b"basic") and any(matches)
 
     async def _fail(self, send: Send, error: Exception, status: int) -> None:
         if status:  # the answer has begun: nothing can be added, only the connection closed
@@ -172,6 +180,14 @@ def _request_id(given: bytes | None) -> bytes:
     """The client's id, cleaned and cut (it is copied into answers and logs), else a random one."""
     cleaned = _ID_BYTES.sub(b"", given[: 4 * MAX_REQUEST_ID])[:MAX_REQUEST_ID] if given else b""
     return cleaned or secrets.token_hex(8).encode()
+
+
+def _password(credentials: bytes) -> bytes:
+    """Of HTTP's basic scheme (RFC 7617): `name:password` in base64; what is none gives no key at all."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:

@@ -58,9 +58,9 @@ class ModelEntry(Struct, frozen=True, kw_only=True):
     endpoints: Annotated[list[str], Meta(description="Endpoints that serve it.")] = []
     operations: Annotated[list[str], Meta(description="What its files allow.")] = []
     embedding_size: Annotated[int | None, Meta(description="Numbers of a vector.")] = None
-    execution: Annotated[str, Meta(description="How batches run: packed, buckets, plain or other.")] = "other"
-    dtype: str = "float32"
-    device: str = "cpu"
+    execution: Annotated[str | None, Meta(description="How batches run: packed, buckets or other; null until it is loaded.")] = None
+    dtype: Annotated[str | None, Meta(description="Null until it is loaded.")] = None
+    device: Annotated[str | None, Meta(description="Null until it is loaded.")] = None
 
 
 class ModelList(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,8 +21,8 @@ __all__ = ["FakeEngine"]
 class FakeEngine:
     """An EngineClient, and the plugin that offers it for every model.
 
-    embedding_size, num_labels: sizes of its answers. max_length, operations, matryoshka: what its models' cards say. latency_s: how long
-    each request takes. fault: called with each request; an error that it returns is raised. nan: answers hold a NaN.
+    embedding_size, num_labels: sizes of its answers. max_length, vocab_size, operations, matryoshka: what its models' cards say.
+    latency_s: how long each request takes. fault: called with each request; an error that it returns is raised. nan: answers hold a NaN.
 
     `requests` collects what was submitted, `aborted` the ids of requests whose caller gave up. `hold()` keeps all requests waiting until
     `go()`; `die()` makes it unavailable, as a dead process is.
@@ -33,6 +34,7 @@ class FakeEngine:
         embedding_size: int = 8,
         num_labels: int = 3,
         max_length: int = 512,
+        vocab_size: int = 300,
         operations: Iterable[str] = OPERATIONS,
         matryoshka: bool = False,
         latency_s: float = 0.0,
@@ -42,6 +44,7 @@ class FakeEngine:
         self.embedding_size = embedding_size
         self.num_labels = num_labels
         self.max_length = max_length
+        self.vocab_size = vocab_size
         self.operations = tuple(operations)
         self.matryoshka = matryoshka
         self.latency_s = latency_s
@@ -149,10 +152,8 @@ class FakeEngine:
             shape = (self.num_labels,) if operation == "classify" else (tokens, self.num_labels)
         elif operation in ("score", "logits"):
             shape = (1,)
-        values = np.random.default_rng(zlib.crc32(ids + operation.encode())).standard_normal(shape, dtype=np.float32)
-        if operation in ("embed", "token_embed") and params.use_activation is not False:
-            values = values[..., : params.dimensions]
-            values /= np.linalg.norm(values, axis=-1, keepdims=True)
+        unit = operation in ("embed", "token_embed") and params.use_activation is not False
+        values = _values(ids + operation.encode(), shape, params.dimensions if unit else None, unit).copy()
         if self.nan:
             values.flat[0] = np.nan
         return values
@@ -162,10 +163,20 @@ class FakeEngine:
             id=spec.id,
             path=spec.path,
             architecture="FakeModel",
+            execution="other",
+            dtype="float32",
+            device="cpu",
             operations=self.operations,
             max_length=self.max_length,
-            vocab_size=300,
+            vocab_size=self.vocab_size,
             embedding_size=self.embedding_size,
             matryoshka=self.matryoshka,
             labels=tuple(f"LABEL_{i}" for i in range(self.num_labels)),
         )
+
+
+@lru_cache(maxsize=4096)
+def _values(seed: bytes, shape: tuple[int, ...], dimensions: int | None, unit: bool) -> FloatArray:
+    """Numbers that are the same for the same seed, cut and of length 1 if so wished. Kept, so that a benchmark pays for them once."""
+    values = np.random.default_rng(zlib.crc32(seed)).standard_normal(shape, dtype=np.float32)[..., :dimensions]
+    return values / np.linalg.norm(values, axis=-1, keepdims=True) if unit else values

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import logging
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,12 +24,16 @@ from tokenizers.processors import TemplateProcessing
 
 from jackfield.app import App
 from jackfield.config import convert
-from jackfield.endpoint import Endpoint
-from jackfield.plugins import LoadedEndpoint, PluginInfo, Plugins
+from jackfield.endpoint import Endpoint, EndpointRegistry
+from jackfield.hookspecs import hookimpl
+from jackfield.http.protocol import HTTPProtocol
+from jackfield.plugins import Plugins, load_plugins
 from jackfield.settings import Settings
 from jackfield.testing.engine import FakeEngine
 
 __all__ = ["RunningServer", "make_client", "make_server", "write_model"]
+
+log = logging.getLogger("jackfield.testing")
 
 START_TIMEOUT_S = 60.0
 
@@ -77,7 +84,9 @@ def make_server(
         fake = None if real else (engine or FakeEngine())
         tables: dict[str, Any] = {
             "server": dict(server or {}),
-            "models": {name: dict(table) for name, table in (models or {"fake": {"source": write_model(Path(folder))}}).items()},
+            "models": {
+                name: dict(table) for name, table in ({"fake": {"source": write_model(Path(folder))}} if models is None else models).items()
+            },
             "engine": {"mode": "thread", "threads": 1},
             "endpoints": {name: dict(table) for name, table in (endpoints or {}).items()},
         }
@@ -90,25 +99,63 @@ def make_server(
             yield RunningServer(app, fake, url)
 
 
+class _Given:
+    """A plugin that a test hands over, in the place of an installed one, so that it passes the same checks."""
+
+    dist = SimpleNamespace(name="the test's", version="0")
+
+    def __init__(self, thing: object) -> None:
+        self._thing = thing
+        names = [thing.name] if isinstance(thing, Endpoint) else _registered(thing)
+        self.name: str = next(filter(None, names), getattr(thing, "__name__", type(thing).__name__))
+        self.table = "endpoints" if names else "plugins"
+
+    def load(self) -> object:
+        """The object itself, or a plugin that registers it."""
+        return _Registers(self._thing) if isinstance(self._thing, Endpoint) else self._thing
+
+
+class _Registers:
+    def __init__(self, endpoint: Endpoint[Any, Any]) -> None:
+        self._endpoint = endpoint
+
+    @hookimpl
+    def jackfield_register_endpoints(self, registry: EndpointRegistry) -> None:
+        """The one endpoint."""
+        registry.add(self._endpoint)
+
+
+def _registered(thing: object) -> list[str]:
+    """Names of the endpoints that a plugin's module registers; none if it fails, which the loader will tell better."""
+    registry = EndpointRegistry()
+    register = getattr(thing, "jackfield_register_endpoints", None)
+    try:
+        if register is not None and not inspect.isclass(thing) and not inspect.iscoroutinefunction(register):
+            register(registry=registry)
+    except Exception:
+        log.debug("%r cannot register its endpoints", thing, exc_info=True)
+    return [endpoint.name for endpoint in registry.endpoints]
+
+
 def _plugins(objects: tuple[object, ...], settings: Settings) -> Plugins:
-    loaded = Plugins()
-    for thing in objects:
-        name = thing.name if isinstance(thing, Endpoint) else getattr(thing, "__name__", type(thing).__name__)
-        loaded.infos.append(PluginInfo(name=name, distribution="test", version="0", state="loaded"))
-        if isinstance(thing, Endpoint):
-            table = settings.endpoints.get(name, {})
-            own = convert(table, thing.settings, where="the test", prefix=f"endpoints.{name}")
-            loaded.endpoints[name] = LoadedEndpoint(endpoint=thing, settings=own, plugin=name)
-        else:
-            loaded.manager.register(thing, name=name)
-            loaded.manager.check_pending()
-    return loaded
+    given = [_Given(thing) for thing in objects]
+    tables: dict[str, dict[str, Any]] = {"endpoints": dict(settings.endpoints), "plugins": dict(settings.plugins)}
+    for plugin in given:
+        tables[plugin.table].setdefault(plugin.name, {})
+    return load_plugins(tables["endpoints"], tables["plugins"], installed=given)
 
 
 @contextmanager
 def _serving(app: App) -> Iterator[str]:
     config = uvicorn.Config(
-        app.asgi, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=5
+        app.asgi,
+        host="127.0.0.1",
+        port=0,
+        http=HTTPProtocol,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
     failure: list[BaseException] = []
@@ -127,7 +174,9 @@ def _serving(app: App) -> Iterator[str]:
             break
         pause.wait(0.01)
     if not server.started:
-        raise RuntimeError(f"the test server did not start: {app.failure or failure or 'timeout'}")
+        if app.failure is not None:
+            raise app.failure
+        raise RuntimeError(f"the test server did not start within {START_TIMEOUT_S:.0f} s{f': {failure[0]!r}' if failure else ''}")
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"

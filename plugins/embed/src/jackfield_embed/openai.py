@@ -106,8 +106,10 @@ def prompts(model: Model, request: EmbeddingRequest) -> list[Prompt]:
     if (request.input is None) == (request.messages is None):
         raise BadRequest("One of `input` and `messages` is needed, and not both.", param="input")
     if request.messages is not None:
+        _refuse(request, "messages", ("prompt_name", "input_type"))
         return [_conversation(request, request.messages)]
     assert request.input is not None
+    _refuse(request, "input", ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"))
     return _inputs(model, request, request.input)
 
 
@@ -126,6 +128,13 @@ def response(ctx: Context[Any], request: EmbeddingRequest) -> EmbeddingResponse:
     vectors = Vectors(ctx.outputs["embed"], request.encoding_format or "float")
     data = [EmbeddingItem(index=index, embedding=vector) for index, vector in enumerate(vectors)]
     return EmbeddingResponse(id=ctx.id, created=ctx.created, model=ctx.model.id, data=data, usage=ctx.usage())
+
+
+def _refuse(request: EmbeddingRequest, kind: str, fields: tuple[str, ...]) -> None:
+    """What cannot be honoured for this kind of input is refused rather than ignored."""
+    for name in fields:
+        if getattr(request, name):
+            raise BadRequest(f"{name} has no meaning for {kind}; leave it out.", param=name)
 
 
 def _conversation(request: EmbeddingRequest, messages: list[ChatMessage]) -> ChatPrompt:
@@ -165,6 +174,8 @@ def _inputs(model: Model, request: EmbeddingRequest, given: str | list[str | int
             ids.append(item)
         else:
             lists.append(item)
+    if ids or lists:
+        _refuse(request, "token ids", ("prompt_name", "input_type", "add_special_tokens"))
     if ids:
         return [_tokens(request, ids, "input")]
     if lists:

@@ -70,6 +70,9 @@ def _prompt(request: TokenizeRequest) -> Prompt:
     if (request.prompt is None) == (request.messages is None):
         raise BadRequest("One of `prompt` and `messages` is needed, and not both.", param="prompt")
     if request.prompt is not None:
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
+            if getattr(request, name):
+                raise BadRequest(f"{name} has no meaning for a prompt, only for messages; leave it out.", param=name)
         special = request.add_special_tokens is not False
         return TextPrompt(text=request.prompt, add_special_tokens=special, with_token_strs=strings, param="prompt")
     assert request.messages is not None

@@ -1,0 +1,22 @@
+"""All benchmarks of the README, one after the other: `make bench`. About an hour on 2 cores."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from jackfield.engine.cpu import has_fast_bfloat16
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run each in a process of its own; the first that fails ends the run."""
+    embeddings = [["benchmarks.embed", "float32"]] + ([["benchmarks.embed", "bfloat16"]] if has_fast_bfloat16() else [])
+    for module, *arguments in [*embeddings, ["benchmarks.web"], ["benchmarks.memory"]]:
+        print(f"\n{module} {' '.join(arguments)}", flush=True)
+        subprocess.run([sys.executable, "-m", module, *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()

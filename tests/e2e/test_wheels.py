@@ -1,0 +1,56 @@
+"""Separately installable: the wheels of the core and of one plugin, alone in an empty environment, give an embedding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import save_sentence_transformer
+from tests.servers import served
+
+ROOT = Path(__file__).parents[2]
+# The build of torch that this environment was made with (see the Makefile).
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment's Python with the two wheels and what they declare, nothing else."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for project in ("core", "plugins/embed"):
+        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT / project)
+    venv.create(folder / "env", with_pip=True)
+    python = folder / "env" / "bin" / "python"
+    install: list[str | Path] = [python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
+    if TORCH:
+        run(*install, TORCH)
+    run(*install, "-c", ROOT / "constraints.txt", *sorted(folder.glob("*.whl")))
+    return python
+
+
+def test_the_core_and_one_plugin_are_enough(python: Path, tmp_path: Path) -> None:
+    run(python, "-m", "pip", "check")
+    assert run(python, "-c", "import jackfield, sys; print('torch' in sys.modules)") == "False\n"
+    model = save_sentence_transformer(tmp_path / "model")
+    with served(str(model), python=python) as server, server.client() as client:
+        answer = client.post("/v1/embeddings", json={"input": "hello"})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["data"][0]["embedding"]) == 32
+        assert client.post("/tokenize", json={"prompt": "hello"}).status_code == 404, "a plugin that was not installed"
+    assert "(endpoints: embed)" in server.log()
+
+
+def test_the_installed_command_tells_what_is_there(python: Path) -> None:
+    assert "embed" in run(python.parent / "jackfield", "plugins")
+    assert "tokenize" not in run(python.parent / "jackfield", "plugins")

@@ -186,3 +186,23 @@ def test_everything_that_is_not_ended_runs_once(events: list[Event], budget: int
     expected = {(group.request.id, i) for group in run.groups if not group.done for i in range(len(group.request.token_ids))}
     assert expected <= set(run.ran)
     assert (run.scheduler.num_waiting, run.scheduler.num_waiting_tokens, len(run.scheduler)) == (0, 0, 0)
+
+
+def test_the_fresh_do_not_ride_with_the_starved() -> None:
+    """Of a priority that has starved only those who waited go first; what is left of the step is for the best priority."""
+    scheduler = Scheduler(token_budget=BUDGET, max_wait_s=MAX_WAIT_S, starving_s=5.0)
+    starved = scheduler.add(request([(1, 10)], priority=9), 0.0)
+    scheduler.add(request([(2, 90)], priority=9), 6.0)
+    better = scheduler.add(request([(3, 90)], priority=0), 6.0)
+    step = scheduler.schedule(6.0)
+    assert step is not None
+    assert {sequence.group for sequence in step.sequences} == {starved, better}
+
+
+def test_equal_prompts_are_counted_once() -> None:
+    scheduler = Scheduler(token_budget=BUDGET, max_wait_s=MAX_WAIT_S)
+    scheduler.add(request([(7, 50)] * 8), 0.0)
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    assert len(step.sequences) == 8
+    assert step.num_tokens == 50

@@ -63,7 +63,7 @@ def build_response(self: Any, ctx: Context[Body]) -> Answer:
 
 
 def route(*paths: str, method: Any = "POST", **options: Any) -> Route:
-    return Route(method=method, paths=paths, request=options.pop("request", Body), response=Answer, **options)
+    return Route(method=method, paths=paths, **{"request": Body, "response": Answer, **options})
 
 
 RIGHT: dict[str, Any] = {

@@ -217,3 +217,77 @@ def test_the_command_line_never_skips_a_mistake_of_the_operator(
     assert (code, out) == (2, "")
     assert err.startswith("jackfield cannot start (configuration): ")
     assert all(word in err for word in words), err
+
+
+# Types and settings
+
+
+class Left(Request, frozen=True, kw_only=True, tag="left"):
+    text: str
+
+
+class Right(Request, frozen=True, kw_only=True, tag="right"):
+    text: str
+
+
+class Untagged(Struct):
+    number: int = 1
+
+
+class Other(Struct):
+    number: int = 2
+
+
+def test_a_stream_whose_request_is_a_union_without_a_switch() -> None:
+    assert "has no field `stream`" in refusal(
+        made(**{**STREAMING, "routes": (route("/v1/made", request=Left | Right, streams=True, chunk=Chunk),)})
+    )
+
+
+def test_a_response_that_cannot_be_described() -> None:
+    text = refusal(made(routes=(route("/v1/made", response=Untagged | Other),)))
+    assert "endpoint 'made': the response type of /v1/made cannot be described" in text
+
+
+@pytest.mark.parametrize("path", ["/made/{x:int}/{x:int}", "/made?x", "/made#x", "/ma de"])
+def test_a_path_that_no_request_has(path: str) -> None:
+    assert repr(path) in refusal(made(routes=(route(path),)))
+
+
+def test_a_root_path_without_its_slash() -> None:
+    with pytest.raises(ConfigError, match="root_path = 'api' must begin with a slash"), make_client(made(), server={"root_path": "api"}):
+        pass
+
+
+class NeedsUrl(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str
+
+
+class Needy:
+    """A plugin with a setting that has no default."""
+
+    settings = NeedsUrl
+
+    def __init__(self, settings: NeedsUrl) -> None:
+        self.settings_given = settings
+
+
+class Found:
+    """An entry point of it."""
+
+    name = "needy"
+    dist = None
+
+    def load(self) -> type[Needy]:
+        return Needy
+
+
+def test_a_plugin_that_nobody_named_stops_nothing() -> None:
+    (info,) = load_plugins({}, {}, installed=[Found()], all_endpoints=True).infos
+    assert info.state == "failed"
+    assert "lacks the key 'url'" in info.reason
+
+
+def test_a_misplaced_table_of_a_plugin_with_a_needed_setting() -> None:
+    with pytest.raises(PluginError, match=r"belongs to \[plugins\.needy\]"):
+        load_plugins({"needy": {"url": "x"}}, {}, installed=[Found()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from jackfield import Context, Delta, EngineRequest, Prompt, Stream, hookimpl, stageimpl
+from jackfield import Context, Delta, EngineRequest, PoolingOutputs, Prompt, Stream, Submit, hookimpl, stageimpl
 from jackfield.testing import make_client, make_server
 from tests.http.raw import sample
 from tests.plugins.test_stages import Echo, Observer, Talk, Text, events, ids_of, post, until
@@ -21,6 +22,7 @@ STAGES = [
     *(("/echo", stage) for stage in ("preprocess", "pooling_params", "build_response")),
     *(("/talk", stage) for stage in ("preprocess", "sampling_params", "build_chunk")),
 ]
+NO_ERRORS = [StopIteration("a value"), SystemExit(3), asyncio.CancelledError(), GeneratorExit(), KeyboardInterrupt()]
 threaded = pytest.mark.parametrize("threaded", [False, True], ids=["on the loop", "threaded"])
 
 
@@ -54,7 +56,7 @@ def served(client: httpx.Client, path: str) -> None:
 
 
 @threaded
-@pytest.mark.parametrize("error", [StopIteration("a value"), SystemExit(3)], ids=["StopIteration", "SystemExit"])
+@pytest.mark.parametrize("error", NO_ERRORS, ids=lambda error: type(error).__name__)
 def test_a_stage_that_raises_what_is_no_error(error: Any, threaded: bool, caplog: pytest.LogCaptureFixture) -> None:
     observer, echo, talk = Observer(), OddEcho(), OddTalk()
     echo.error = talk.error = error
@@ -188,3 +190,49 @@ def test_a_threaded_stage_that_blocks_holds_up_nobody(kind: type[PatientEcho | P
         patient.may_go.set()
         assert waiting.result(10).status_code == 200
         until(lambda: server.app.asgi.num_in_flight == 0)
+
+
+class OddObserver:
+    """An observer whose fault is no ordinary error."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    @stageimpl
+    def request_finished(self, ctx: Context[Any], error: BaseException | None) -> None:
+        raise self.error
+
+
+class OddWrapper:
+    """The same around the engine call."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    @hookimpl
+    def jackfield_wrap_submit(self, submit: Submit) -> Submit:
+        async def odd(ctx: Context[Any], request: EngineRequest) -> PoolingOutputs:
+            raise self.error
+
+        return odd
+
+
+odd_errors = pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=["SystemExit", "CancelledError"])
+
+
+@odd_errors
+def test_an_observer_that_raises_what_is_no_error_spoils_nothing(error: BaseException) -> None:
+    after = Observer("zzz")
+    with make_client(Echo(), OddObserver(error), after) as client:
+        served(client, "/echo")
+    assert after.ends == [("good", None)]
+
+
+@odd_errors
+def test_a_wrapper_of_the_engine_call_that_raises_what_is_no_error(error: BaseException) -> None:
+    observer = Observer()
+    with make_client(Echo(), OddWrapper(error), observer) as client:
+        refused(client, "/echo", "any")
+        assert sample(client, 'jackfield_requests_total{method="POST",path="/echo",status="500"}') == 1
+        assert sample(client, 'jackfield_queue{unit="requests"}') == 0
+    assert [type(end) for _, end in observer.ends] == [RuntimeError]

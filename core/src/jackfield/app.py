@@ -72,6 +72,9 @@ class App:
             raise ConfigError(
                 "No endpoint is enabled: add a table such as [endpoints.embed], or install a plugin (pip install jackfield-embed)."
             )
+        root_path = settings.server.root_path
+        if root_path and not root_path.startswith("/"):
+            raise ConfigError(f'[server] root_path = {root_path!r} must begin with a slash, such as "/llm"')
         if not settings.models:
             raise ConfigError('No model is configured: add a table such as [models.NAME] with source = "...".')
         check_aliases(settings.models)

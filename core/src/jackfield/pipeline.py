@@ -41,7 +41,7 @@ from jackfield.outputs import Delta, PoolingOutputs
 from jackfield.params import PoolingParams, SamplingParams
 from jackfield.schema import Request
 from jackfield.settings import EndpointSettings
-from jackfield.stages import Stages
+from jackfield.stages import NO_ERRORS, Stages
 from jackfield.tokenization import ModelTokenizer, TokenizerPool, pack_ids
 from jackfield.watchdog import Watchdog
 
@@ -192,7 +192,7 @@ class Pipeline:
         work = await self._prepare(call)
         if work is not None:
             started = time.monotonic()
-            ctx.outputs = await call.bound.submit(ctx, work)
+            ctx.outputs = await _plugins_own(call.bound.submit(ctx, work))
             ctx.timings_s["engine"] = time.monotonic() - started
         return await self._finish(call)
 
@@ -204,7 +204,7 @@ class Pipeline:
             if work is None:
                 raise BadRequest("This route has no stream.", param="stream")
             async with aclosing(call.bound.stream(call.ctx, work)) as deltas:  # type: ignore[type-var]
-                while (delta := await _within(call.ctx, anext(deltas, None))) is not None:
+                while (delta := await _within(call.ctx, _plugins_own(anext(deltas, None)))) is not None:
                     chunk = await self._stage(call, "build_chunk", call.bound.stages.build_chunk, delta)
                     if chunk is not None:
                         yield encode_response(chunk)
@@ -297,6 +297,17 @@ def engine_stream(models: Mapping[str, BoundModel]) -> Stream:
             yield delta
 
     return stream
+
+
+async def _plugins_own(work: Awaitable[T]) -> T:
+    """Await what plugins may have wrapped: an end that nobody asked this request for is an error of theirs."""
+    try:
+        return await work
+    except NO_ERRORS as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # the client left, the deadline passed, or the server ends
+        raise RuntimeError(f"a wrapper of the engine call raised {type(error).__name__}") from error
 
 
 async def _within(ctx: Context[Any], work: Awaitable[T]) -> T:

@@ -145,9 +145,9 @@ def load_plugins(
                 if not wanted and not kept:
                     _forget(loaded, name)
                     state = "not configured"
-            except ConfigError:
-                raise  # the operator's own mistake, which no plugin_errors = "skip" may hide
             except (Exception, SystemExit) as error:  # a plugin's import may do anything; the culprit is named, the others go on
+                if wanted and isinstance(error, ConfigError):
+                    raise  # the operator's own mistake, which no plugin_errors = "skip" may hide
                 _forget(loaded, name)
                 reason = _reason(error)
                 if on_error == "stop" and wanted:
@@ -197,7 +197,10 @@ def _load(
     target = points[0].load()
     _check_api(target)
     _check_api(sys.modules.get(getattr(target, "__module__", ""), target))
-    plugin = _instantiate(name, target, plugin_table or {}, inside(where, ["plugins", name]))
+    try:
+        plugin = _instantiate(name, target, plugin_table or {}, inside(where, ["plugins", name]))
+    except ConfigError as error:
+        raise error if endpoint_table is None else _misplaced(name) from error
     try:
         loaded.manager.register(plugin, name=name)
         loaded.manager.check_pending()
@@ -257,10 +260,12 @@ def _register(loaded: Plugins, name: str, registry: EndpointRegistry, table: Map
         settings = convert(table or {}, endpoint.settings, where=where, prefix=f"endpoints.{name}")
         loaded.endpoints[name] = LoadedEndpoint(endpoint=endpoint, settings=settings, plugin=name)
     if table is not None and name not in loaded.endpoints:
-        raise PluginError(
-            f"[endpoints.{name}] names it, but it registers no endpoint; a plugin of another kind belongs to [plugins.{name}]"
-        )
+        raise _misplaced(name)
     return bool(registry.endpoints)
+
+
+def _misplaced(name: str) -> PluginError:
+    return PluginError(f"[endpoints.{name}] names it, but it registers no endpoint; a plugin of another kind belongs to [plugins.{name}]")
 
 
 def _forget(loaded: Plugins, name: str) -> None:

@@ -6,6 +6,7 @@ through the owner and its wrappers only, whatever number of endpoints and plugin
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import inspect
 import logging
@@ -26,11 +27,13 @@ from jackfield.params import OPERATIONS, PoolingParams, SamplingParams
 from jackfield.plugins import call_hook
 from jackfield.prompts import Prompt
 
-__all__ = ["Stages", "check_endpoint", "fold_stream", "fold_submit"]
+__all__ = ["NO_ERRORS", "Stages", "check_endpoint", "fold_stream", "fold_submit"]
 
 log = logging.getLogger("jackfield.stages")
 
-_PATH = re.compile(r"(/([^/{}]+|\{\w+:(str|int|float|uuid|path)\}))+")
+# What Python or the event loop take for something else than an error of a plugin's: the end of the process, of a task, of a generator.
+NO_ERRORS = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+_PATH = re.compile(r"(/([^/{}?#\s]+|\{\w+:(str|int|float|uuid|path)\}))+")
 
 
 class _StageManager(pluggy.PluginManager):
@@ -116,7 +119,7 @@ class Stages:
             arguments = {"ctx": ctx, "error": error}
             try:
                 impl.function(*(arguments[name] for name in impl.argnames))
-            except Exception:
+            except (Exception, *NO_ERRORS):
                 log.exception("request_finished of %s raised", impl.plugin_name)
 
     def _wrong(self, stage: str, result: Any, expected: str) -> TypeError:
@@ -127,13 +130,15 @@ def _call(stage: Callable[..., Any], **arguments: Any) -> Any:
     """Call a stage; what Python or asyncio would take for something else becomes an ordinary error."""
     try:
         return stage(**arguments)
-    except (StopIteration, SystemExit) as error:  # the first hangs an awaiting future for ever, the second would end the server
+    except (StopIteration, *NO_ERRORS) as error:
         raise RuntimeError(f"a stage raised {type(error).__name__}") from error
 
 
 @lru_cache
 def _kinds(declared: Any) -> tuple[type, ...]:
     """What isinstance can check of a declared type; empty for nothing."""
+    if declared is Any:
+        return ()
     if get_origin(declared) in (Union, types.UnionType):
         return tuple(kind for arm in get_args(declared) for kind in _kinds(arm))
     kind = get_origin(declared) or declared
@@ -194,12 +199,16 @@ def _operations(endpoint: Endpoint[Any, Any]) -> list[str]:
 
 def _check_route(who: str, endpoint: Endpoint[Any, Any], route: Route) -> None:
     for path in route.paths or ("",):
-        if not _PATH.fullmatch(path):
-            raise PluginError(f"{who}: the path {path!r} must begin with a slash, not end with one, and type its parameters ({{name:str}})")
+        names = re.findall(r"\{(\w+)", path)
+        if not _PATH.fullmatch(path) or len(set(names)) < len(names):
+            raise PluginError(
+                f"{who}: the path {path!r} must begin with a slash, not end with one, hold neither ? nor #, and type its parameters "
+                "({name:str}), each once"
+            )
     if not (route.id_prefix or endpoint.id_prefix):
         raise PluginError(f"{who}: {route.paths[0]} has no id_prefix, which its answers' ids begin with")
-    fields = getattr(route.request, "__struct_fields__", None)
-    if route.streams and fields is not None and "stream" not in fields:
+    arms = get_args(route.request) or (route.request,)
+    if route.streams and not all("stream" in getattr(arm, "__struct_fields__", ()) for arm in arms):
         raise PluginError(f"{who}: {route.paths[0]} streams, but its request type has no field `stream`")
 
 

@@ -115,21 +115,17 @@ class Engine:
             results = runner.run(step.sequences)
         except Exception:
             log.exception("a step of %d sequences of model %s raised; retrying one by one", len(step.sequences), step.model)
-            results = [self._run_alone(runner, sequence) for sequence in step.sequences]
-        else:
-            # Neighbours share blocks of attention, where a masked NaN is still NaN: whoever is hit by another's is right alone.
-            if len(results) > 1:
-                results = [
-                    self._run_alone(runner, sequence) if isinstance(result, NonFiniteOutput) else result
-                    for sequence, result in zip(step.sequences, results, strict=True)
-                ]
+            for sequence in step.sequences:
+                if not sequence.group.done:  # another prompt of its request has failed
+                    self._deliver(sequence, self._run_alone(runner, sequence))
+            return
+        # Neighbours share blocks of attention, where a masked NaN is still NaN: whoever is hit by another's is right alone.
         for sequence, result in zip(step.sequences, results, strict=True):
-            self._deliver(sequence, result)
+            hit = isinstance(result, NonFiniteOutput) and len(results) > 1 and not sequence.group.done
+            self._deliver(sequence, self._run_alone(runner, sequence) if hit else result)
 
     def _run_alone(self, runner: ModelRunner, sequence: Sequence) -> SequenceResult:
         """Find the culprit: it fails with its own error, the others do not notice."""
-        if sequence.group.done:
-            return InternalError("The request had ended.")
         try:
             return runner.run([sequence])[0]
         except torch.OutOfMemoryError:

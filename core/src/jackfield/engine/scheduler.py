@@ -55,7 +55,7 @@ class Sequence:
 
 
 class Step(Struct, frozen=True):
-    """What to run: sequences of one model, shortest first."""
+    """What to run: sequences of one model, shortest first. num_tokens: to be computed, of equal prompts those of one."""
 
     model: str
     sequences: list[Sequence]
@@ -127,16 +127,20 @@ class Scheduler:
         chosen: list[Sequence] = []
         budget = self.token_budget
         overdue = now - self.max_wait_s if model in self.by_length else math.inf
-        for priority in sorted(queues, key=lambda p: self._urgency(p, queues[p], now)):
-            budget = self._take(queues[priority], budget, overdue, chosen)
-            if not queues[priority]:
-                del queues[priority]
-            if budget <= 0:
-                break
+        # First who has starved, oldest first, and nobody else of their priority; then each priority in turn.
+        starved = now - self.starving_s
+        turns = [(p, starved) for p in sorted(queues, key=lambda p: queues[p][0].group.arrival) if queues[p][0].group.arrival < starved]
+        for priority, latest in [*turns, *((p, math.inf) for p in sorted(queues))]:
+            if queues[priority]:
+                budget = self._take(queues[priority], budget, overdue, latest, chosen)
+                if budget <= 0:
+                    break
+        for priority in [p for p in queues if not queues[p]]:
+            del queues[priority]
         if not queues:
             del self._queues[model]
         chosen.sort(key=_length)
-        return Step(model, chosen, sum(s.length for s in chosen))
+        return Step(model, chosen, sum({s.key: s.length for s in chosen}.values()))
 
     def _next_model(self, now: float) -> str | None:
         """The model whose first waiting sequence has the best (priority, age)."""
@@ -154,12 +158,15 @@ class Scheduler:
                 del self._queues[model]
         return best[2] if best else None
 
-    def _take(self, queue: deque[Sequence], budget: int, overdue: float, chosen: list[Sequence]) -> int:
-        """Move sequences of one priority from the queue into `chosen`; returns what is left of the budget for lower priorities.
+    def _take(self, queue: deque[Sequence], budget: int, overdue: float, latest: float, chosen: list[Sequence]) -> int:
+        """Move sequences of one priority from the queue into `chosen`; returns what is left of the budget for those after them.
 
+        latest: arrivals up to then are looked at.
         Those that arrived until `overdue` go in order of age, the rest by length, if no overdue one is left over.
         """
-        window = self._window(queue)
+        window = self._window(queue, latest)
+        if not window:
+            return budget
         picked: list[Sequence] = []
         held = {sequence.key for sequence in chosen}
         late = sum(sequence.group.arrival <= overdue for sequence in window)
@@ -184,7 +191,8 @@ class Scheduler:
             self._start(sequence)
         chosen += picked
         # Nobody of a lower priority passes the oldest that found no room, nor what is beyond the window and would fit, perhaps.
-        return budget if picked and not blocked and len(queue) == len(rest) else 0
+        beyond = len(queue) > len(rest) and queue[len(rest)].group.arrival <= latest
+        return budget if picked and not blocked and not beyond else 0
 
     def _start(self, sequence: Sequence) -> None:
         sequence.group.num_waiting -= 1
@@ -197,11 +205,11 @@ class Scheduler:
         arrival = queue[0].group.arrival
         return (-math.inf if now - arrival > self.starving_s else priority, arrival)
 
-    def _window(self, queue: deque[Sequence]) -> list[Sequence]:
+    def _window(self, queue: deque[Sequence], latest: float) -> list[Sequence]:
         """The oldest live sequences, some budgets' worth, taken out of the queue."""
         window: list[Sequence] = []
         tokens, limit = 0, self.token_budget * WINDOW_BUDGETS
-        while queue and (tokens < limit or not window):
+        while queue and (tokens < limit or not window) and queue[0].group.arrival <= latest:
             sequence = queue.popleft()
             if not sequence.group.done:
                 window.append(sequence)

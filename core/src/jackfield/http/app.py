@@ -25,7 +25,7 @@ from jackfield.settings import ServerSettings
 __all__ = ["HttpParts", "build_http", "check_routes"]
 
 _PARAMETER = re.compile(r"\{[^}]*\}")
-_PREFIX = re.compile(r"(/[^/{}]+)+")
+_PREFIX = re.compile(r"(/[^/{}?#\s]+)+")
 
 
 class HttpParts(Struct, frozen=True, kw_only=True):

@@ -45,10 +45,11 @@ def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str, max_body_
             else:
                 decode = partial(bound.decoder.body, await _body(request, pipeline.admission, ticket))
             call = pipeline.begin(bound, ticket, decode, headers, timeout_s=timeout_s, request_id=own_id)
+            streams = bound.route.streams and call.ctx.request.stream
         except BaseException:
             pipeline.leave(ticket)
             raise
-        if bound.route.streams and call.ctx.request.stream:
+        if streams:
             return await _stream(request, pipeline, call)
         body = await _unless_gone(request, pipeline.run(call))
         return ASGIResponse(body=body, status_code=200, media_type="application/json", headers=call.ctx.response_headers)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from jackfield.endpoint import Route
+from jackfield.errors import PluginError
 from jackfield.http.system import HealthStatus, ModelEntry, ModelList, Version
 from jackfield.outputs import Vector, Vectors
 from jackfield.schema import ErrorBody
@@ -47,10 +48,14 @@ def build_openapi(*, version: str, routes: Iterable[tuple[str, str, Route]], key
     """The document as JSON bytes.
 
     routes: endpoint name, path prefix, route. keyed: an API key is needed. root_path: a proxy's prefix. metrics: there is /metrics.
+
+    Raises: PluginError for a type that has no schema.
     """
     described = list(routes)
     types = [kind for _, _, route in described for kind in (route.request, route.response, route.chunk) if kind is not None]
     types += [kind for *_, kind in _SYSTEM if kind is not None]
+    for endpoint, _, route in described:
+        _check_types(endpoint, route)
     schemas, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REF, schema_hook=_schema_hook)
     schema_of = dict(zip(map(id, [*types, ErrorBody]), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -72,6 +77,15 @@ def build_openapi(*, version: str, routes: Iterable[tuple[str, str, Route]], key
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return msgspec.json.encode(document)
+
+
+def _check_types(endpoint: str, route: Route) -> None:
+    """Whether the route's types can be described, alone. Raises: PluginError."""
+    for name, kind in (("request", route.request), ("response", route.response), ("chunk", route.chunk)):
+        try:
+            msgspec.json.schema_components([kind], schema_hook=_schema_hook)
+        except (TypeError, NotImplementedError) as error:
+            raise PluginError(f"endpoint {endpoint!r}: the {name} type of {route.paths[0]} cannot be described: {error}") from error
 
 
 def _operation(endpoint: str, route: Route, schema_of: dict[int, Any], position: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from jackfield.schema import ErrorBody
 from jackfield.testing import RunningServer, make_server
 from jackfield_embed import EmbedEndpoint
 from tests.http.raw import BODY, JSON, RIGHT, Raw, check_error, sample
+from tests.plugins.test_stages import until
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +84,14 @@ def test_bodies_on_their_way_count(server: RunningServer) -> None:
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
     with connection(server) as slow, server.client() as client:
         slow.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text[:10])
-        while sample(client, 'jackfield_queue{unit="bytes"}') != len(text):
-            pass
+        until(lambda: sample(client, 'jackfield_queue{unit="bytes"}') == len(text))
         answer = client.post("/v1/embeddings", json={"input": "b" * 1500})
         assert "4000" in check_error(answer, 429)
         assert int(answer.headers["retry-after"]) >= 1
         assert client.post("/v1/embeddings", json=BODY).status_code == 200, "what still fits"
         slow.sendall(text[10:])
         assert slow.recv(65536).startswith(b"HTTP/1.1 ")
-        while sample(client, 'jackfield_queue{unit="requests"}'):
-            pass
+        until(lambda: sample(client, 'jackfield_queue{unit="requests"}') == 0)
         assert sample(client, 'jackfield_queue{unit="bytes"}') == 0
 
 
@@ -108,9 +107,7 @@ def test_bodies_in_chunks_count_as_they_arrive(server: RunningServer) -> None:
         assert client.post("/v1/embeddings", content=parts(), headers=headers).status_code == 200, "alone it may pass the queue's limit"
         with connection(server) as slow:
             slow.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
-            while sample(client, 'jackfield_queue{unit="bytes"}') != 100:
-                pass
+            until(lambda: sample(client, 'jackfield_queue{unit="bytes"}') == 100)
             check_error(client.post("/v1/embeddings", content=parts(), headers=headers), 429)
-        while sample(client, 'jackfield_queue{unit="requests"}'):
-            pass
+        until(lambda: sample(client, 'jackfield_queue{unit="requests"}') == 0)
         assert sample(client, 'jackfield_queue{unit="bytes"}') == 0

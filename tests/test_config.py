@@ -69,7 +69,12 @@ def test_a_file_sets_what_it_names(write: Write) -> None:
         ("[server.cors]\nallow_orgins = []", "[server.cors]", "'allow_orgins'", "Did you mean 'allow_origins'?"),
         ("[engine]\ntoken_budgets = 1", "[engine]", "'token_budgets'", "Did you mean 'token_budget'?"),
         ("[srever]\nport = 1", "the file", "'srever'", "Did you mean 'server'?"),
-        ("[engine]\nzzz = 1", "[engine]", "'zzz'", "Known: heartbeat_s, max_restarts, max_wait_ms, mode, stall_s, threads, token_budget."),
+        (
+            "[engine]\nzzz = 1",
+            "[engine]",
+            "'zzz'",
+            "Known: heartbeat_s, lanes, max_restarts, max_wait_ms, mode, stall_s, threads, token_budget.",
+        ),
     ],
     ids=["server", "nested", "engine", "table", "far from all"],
 )

@@ -76,7 +76,7 @@ def run(engine: Engine, *requests: list[list[int]]) -> list[Outcome]:
         engine.submit(EngineRequest(id=number, model="m", token_ids=packed, params=PoolingParams(outputs=("embed", "hidden_states"))))
     events = engine.step()
     assert engine.stats().num_steps == before + 1
-    assert not engine.has_work
+    assert not engine.has_work()
     assert sorted(number for number, _ in events) == list(range(len(requests)))
     return [outcome for _, outcome in sorted(events, key=lambda event: event[0])]
 

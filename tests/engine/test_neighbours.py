@@ -118,7 +118,7 @@ class Bench:
                 engine.abort(request.id)
             for _ in range(ask.steps):
                 events += engine.step()
-        while engine.has_work:
+        while engine.has_work():
             events += engine.step()
         kept = [request.id for ask, request in zip(batch, requests, strict=True) if not ask.aborted]
         assert sorted(request_id for request_id, _ in events) == kept, "not one event for each request"

@@ -50,7 +50,7 @@ class Harness:
         )
         self.engine.submit(request)
         events = []
-        while self.engine.has_work:
+        while self.engine.has_work():
             events += self.engine.step()
         assert [request_id for request_id, _ in events] == [1]
         outcome = events[0][1]

@@ -60,6 +60,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token_budget: Annotated[int, Meta(ge=0)] = 0
     max_wait_ms: PositiveInt = 200
     threads: Annotated[int, Meta(ge=0)] = 0
+    lanes: Annotated[int, Meta(ge=0)] = 0
     heartbeat_s: PositiveFloat = 1.0
     stall_s: PositiveFloat = 30.0
     max_restarts: Annotated[int, Meta(ge=0)] = 5

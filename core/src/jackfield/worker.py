@@ -1,6 +1,6 @@
 """Entry of the engine process: `python -m jackfield.worker FD`, its end of a socket pair as the only argument.
 
-The step loop runs on the main thread (a background thread loses a third of the cores' work); a second thread only sends heartbeats. The
+Lanes run the steps and send what they give, the first of them on the main thread; one thread reads the socket, one sends heartbeats. The
 process ends when the other end of the socket does, so it never outlives the server.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -17,7 +16,8 @@ import threading
 import msgspec
 
 from jackfield.engine.attention import calls_so_far
-from jackfield.engine.core import Engine
+from jackfield.engine.core import Engine, Event
+from jackfield.engine.lanes import Lanes
 from jackfield.engine.messages import (
     Abort,
     Beat,
@@ -54,9 +54,6 @@ class Worker:
         self._socket = sock
         self._lock = threading.Lock()
         self._frames = Frames()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-        self._steps = 0
 
     def run(self) -> int:
         """Load, then serve until told to stop; returns the exit code."""
@@ -68,13 +65,11 @@ class Worker:
         except ModelError as error:
             self._send(LoadFailed(str(error)))
             return 2
+        lanes = Lanes(engine, self._deliver)
         self._send(Loaded(cards))
+        threading.Thread(target=self._receive, args=(lanes,), daemon=True).start()
         threading.Thread(target=self._beat, args=(engine, start.settings.heartbeat_s), daemon=True).start()
-        while self._receive(engine, wait=not engine.has_work):
-            events = engine.step()
-            self._steps += 1
-            if events:
-                self._send(*(_message(request_id, outcome) for request_id, outcome in events))
+        lanes.run()
         return 0
 
     def _wait_for_start(self) -> Start:
@@ -83,18 +78,23 @@ class Worker:
                 if isinstance(message, Start):
                     return message
 
-    def _receive(self, engine: Engine, *, wait: bool) -> bool:
-        """Take what has arrived; False when it is time to end."""
-        while self._selector.select(None if wait else 0):
-            for message in self._read():
-                if isinstance(message, Submit):
-                    engine.submit(message.request)
-                elif isinstance(message, Abort):
-                    engine.abort(message.id)
-                elif isinstance(message, Stop):
-                    return False
-            wait = not engine.has_work
-        return True
+    def _receive(self, lanes: Lanes) -> None:
+        """Take what arrives until told to stop."""
+        try:
+            while True:
+                for message in self._read():
+                    if isinstance(message, Submit):
+                        lanes.submit(message.request)
+                    elif isinstance(message, Abort):
+                        lanes.abort(message.id)
+                    elif isinstance(message, Stop):
+                        lanes.stop()
+                        return
+        except (_Closed, OSError):
+            os._exit(1)  # the server is gone, and the lanes may be deep in a step
+
+    def _deliver(self, events: list[Event]) -> None:
+        self._send(*(_message(request_id, outcome) for request_id, outcome in events))
 
     def _read(self) -> list[ToWorker]:
         data = self._socket.recv(1 << 20)
@@ -110,10 +110,10 @@ class Worker:
     def _beat(self, engine: Engine, seconds: float) -> None:
         try:
             while True:
-                self._send(Beat(engine.stats(), calls_so_far() + self._steps))
+                self._send(Beat(engine.stats(), calls_so_far()))
                 threading.Event().wait(seconds)
         except OSError:
-            os._exit(1)  # the server is gone, and the main thread may be deep in a step
+            os._exit(1)  # the server is gone
 
 
 def _message(request_id: int, outcome: object) -> Done | Failed:

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from jackfield.engine.layout import Layout, Region, plan_blocks, plan_end_to_end
 from jackfield.engine.varlen import varlen_attention
 
-__all__ = ["PACKED", "PackedBatch", "calls_so_far", "packed_batch"]
+__all__ = ["PACKED", "PackedBatch", "attend", "calls_so_far", "is_packed", "packed_batch"]
 
 PACKED = "jackfield_packed"
 
@@ -68,6 +68,11 @@ def packed_batch(batch: PackedBatch) -> Iterator[PackedBatch]:
         _current.reset(token)
 
 
+def is_packed() -> bool:
+    """Whether this is the forward pass of a packed batch."""
+    return _current.get(None) is not None
+
+
 def _owners(layout: Layout) -> torch.Tensor:
     """For each token of the row the number of its sequence; -1 for padding, which attends to padding."""
     owners = torch.full((layout.total,), -1, dtype=torch.int32)
@@ -97,20 +102,29 @@ def _attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention signature: query `[1, heads, T, dim]` to output `[1, T, heads, dim]`."""
+    """transformers' attention signature."""
+    return attend(query, key, value, scaling), None
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    """Attention of the packed batch: query `[1, heads, T, dim]` to output `[1, T, heads, dim]`."""
     global _calls
     _calls += 1
     batch = _current.get()
     if batch.cu_seqlens is not None:
-        return varlen_attention(query, key, value, batch.cu_seqlens, batch.max_length, scaling, batch.causal), None
+        return varlen_attention(query, key, value, batch.cu_seqlens, batch.max_length, scaling, batch.causal)
     parts = [_attend_blocks(query, key, value, region, mask, scaling) for region, mask in batch.masks]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
 
 
 def _attend_blocks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, region: Region, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
     """The blocks of one region: `[count * size, heads, dim]`, nothing copied on the way in or out."""
+
+    if region.count == 1 and region.size == query.shape[2]:
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+        return out[0].transpose(0, 1)
 
     def blocks(states: torch.Tensor) -> torch.Tensor:
         rows = states[0].transpose(0, 1)[region.start : region.end]

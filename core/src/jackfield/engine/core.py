@@ -1,8 +1,15 @@
-"""The engine: requests in, events out, one step at a time. No process, no thread, no socket: those are its owners' matter."""
+"""The engine: requests in, events out, step by step. No process, no thread, no socket of its own: those are its owners' matter.
+
+Several threads may call `step` at once, one for each lane. A lane's steps have its share of the processor's threads. When what waits is too
+little to be shared, and nothing runs, it is lane 0's, with all threads: the lane whose thread has loaded the models, since OpenMP keeps a
+pool of threads for each thread that has asked for one, and with more of them than processors they sleep where they would spin.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -24,8 +31,12 @@ __all__ = ["Engine", "Event"]
 log = logging.getLogger("jackfield.engine")
 
 # Tokens a step. CPU: benchmarks/ledger.md, "A step by its tokens". GPU: not measured yet.
-CPU_TOKEN_BUDGET = 2048
+CPU_TOKEN_BUDGET = 1024
 GPU_TOKEN_BUDGET = 16384
+# What waits is shared among the lanes that are free, but no less than this is split: benchmarks/ledger.md, "Lanes".
+MIN_SHARE = 128
+# Measured on 2 cores; more lanes, and lanes of several threads, were not.
+CPU_LANES = 2
 
 Event = tuple[int, PoolingOutputs | ServingError]
 
@@ -33,12 +44,19 @@ Event = tuple[int, PoolingOutputs | ServingError]
 class Engine:
     """Models, one scheduler over all of them, and the step loop's body.
 
-    Every request that was submitted gets exactly one event, unless it was aborted.
+    Every request that was submitted gets exactly one event, unless it was aborted. lanes: how many threads may be in `step` at once.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        torch.set_num_threads(settings.threads or usable_cpus())
+        self.lanes = 1
+        self._threads = settings.threads or usable_cpus()
+        self._own = _OwnThreads()
+        self._own.use(self._threads)
+        # Guards everything below; never held while a model runs.
+        self._lock = threading.RLock()
+        # Steps that run, and their threads.
+        self._running = self._in_use = 0
         self._runners: dict[str, ModelRunner] = {}
         self._scheduler = Scheduler(token_budget=CPU_TOKEN_BUDGET, max_wait_s=settings.max_wait_ms / 1000)
         self._events: list[Event] = []
@@ -56,48 +74,79 @@ class Engine:
         self._scheduler.by_length = {model for model, runner in self._runners.items() if not runner.packed}
         on_gpu = any(runner.card.device != "cpu" for runner in self._runners.values())
         self._scheduler.token_budget = self.settings.token_budget or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
+        self.lanes = 1 if on_gpu else min(self.settings.lanes or CPU_LANES, self._threads)
         return {model: runner.card for model, runner in self._runners.items()}
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. A fault of it comes as its event, never as an exception."""
-        if request.model not in self._runners:
-            self._events.append((request.id, InternalError(f"The engine has no model {request.model!r}.")))
-        elif not request.token_ids or not all(request.token_ids):
-            self._events.append((request.id, InternalError("The engine was given an empty prompt.")))
-        else:
-            self._scheduler.add(request, time.monotonic())
+        with self._lock:
+            if request.model not in self._runners:
+                self._events.append((request.id, InternalError(f"The engine has no model {request.model!r}.")))
+            elif not request.token_ids or not all(request.token_ids):
+                self._events.append((request.id, InternalError("The engine was given an empty prompt.")))
+            else:
+                self._scheduler.add(request, time.monotonic())
 
     def abort(self, request_id: int) -> None:
         """Forget a request: no event follows, and what of it still waits is never computed."""
-        group = self._scheduler.get(request_id)
-        if group is not None:
-            self._scheduler.finish(group)
+        with self._lock:
+            group = self._scheduler.get(request_id)
+            if group is not None:
+                self._scheduler.finish(group)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a call of `step` would do something."""
-        return bool(self._events) or self._scheduler.num_waiting > 0
+    def has_work(self, lane: int = 0) -> bool:
+        """Whether a call of `step` would do something now."""
+        with self._lock:
+            return bool(self._events) or (self._scheduler.num_waiting > 0 and self._width(lane) > 0)
 
     def stats(self) -> EngineStats:
         """Counters since the start, and what waits now."""
-        return msgspec.structs.replace(
-            self._stats,
-            num_waiting=self._scheduler.num_waiting,
-            num_waiting_tokens=self._scheduler.num_waiting_tokens,
-            token_budget=self._scheduler.token_budget,
-        )
+        with self._lock:
+            return msgspec.structs.replace(
+                self._stats,
+                num_waiting=self._scheduler.num_waiting,
+                num_waiting_tokens=self._scheduler.num_waiting_tokens,
+                token_budget=self._scheduler.token_budget,
+            )
 
-    def step(self) -> list[Event]:
-        """Drop what has expired, run one batch, and return the events since the last call."""
-        now = time.monotonic()
-        for group in self._scheduler.expired(now):
-            self._end(group, DeadlineExceeded())
-        step = self._scheduler.schedule(now)
+    def step(self, lane: int = 0) -> list[Event]:
+        """Drop what has expired, run one batch, and return the events there are by then."""
+        begun = time.monotonic()
+        with self._lock:
+            for group in self._scheduler.expired(begun):
+                self._end(group, DeadlineExceeded())
+            width = self._width(lane)
+            step = self._schedule(begun, width) if width else None
         if step is not None:
-            self._run(step)
-            self._count(step, time.monotonic() - now)
-        events, self._events = self._events, []
+            try:
+                self._own.use(width)
+                self._run(step)
+            finally:
+                with self._lock:
+                    self._in_use -= width
+                    self._running -= 1
+                    self._count(step, (time.monotonic() - begun) * width / self._threads)
+        with self._lock:
+            events, self._events = self._events, []
         return events
+
+    def _width(self, lane: int) -> int:
+        """Threads of a step that this lane would begin now; 0 when it is not its turn."""
+        if self.lanes == 1:
+            return self._threads
+        if not self._in_use and (self._scheduler.num_waiting == 1 or self._scheduler.num_waiting_tokens <= MIN_SHARE):
+            return self._threads if lane == 0 else 0
+        width = self._threads // self.lanes + (lane < self._threads % self.lanes)
+        return width if self._in_use + width <= self._threads else 0
+
+    def _schedule(self, now: float, width: int) -> Step | None:
+        """The next step: of what waits, the part of one of the lanes that are free."""
+        share = math.ceil(self._scheduler.num_waiting_tokens / (self.lanes - self._running))
+        step = self._scheduler.schedule(now, min(self._scheduler.token_budget, max(share, MIN_SHARE)))
+        if step is not None:
+            self._in_use += width
+            self._running += 1
+        return step
 
     def _count(self, step: Step, seconds: float) -> None:
         stats = self._stats
@@ -136,15 +185,16 @@ class Engine:
 
     def _deliver(self, sequence: Sequence, result: SequenceResult) -> None:
         group = sequence.group
-        if group.done:
-            return
-        if isinstance(result, ServingError):
-            self._end(group, result)
-            return
-        group.results[sequence.index] = result
-        group.remaining -= 1
-        if group.remaining == 0:
-            self._end(group, PoolingOutputs(values=_by_output(group)))
+        with self._lock:
+            if group.done:
+                return
+            if isinstance(result, ServingError):
+                self._end(group, result)
+                return
+            group.results[sequence.index] = result
+            group.remaining -= 1
+            if group.remaining == 0:
+                self._end(group, PoolingOutputs(values=_by_output(group)))
 
     def _end(self, group: Group, outcome: PoolingOutputs | ServingError) -> None:
         if self._scheduler.finish(group):
@@ -154,3 +204,15 @@ class Engine:
 def _by_output(group: Group) -> dict[str, list[FloatArray]]:
     results = [result for result in group.results if result is not None]
     return {name: [result[name] for result in results] for name in results[0]}
+
+
+class _OwnThreads(threading.local):
+    """How many threads the products of the calling thread take; torch keeps that number for each thread."""
+
+    count = 0
+
+    def use(self, count: int) -> None:
+        """Set it, if it is not so already."""
+        if count != self.count:
+            torch.set_num_threads(count)
+            self.count = count

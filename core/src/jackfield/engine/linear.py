@@ -7,6 +7,7 @@ exact GELU inside the product before it (0.9 of 10 ms float32, a tenth of a bflo
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers.activations import GELUActivation
 
 from jackfield.engine.cpu import cpu_flags
 
-__all__ = ["speed_up"]
+__all__ = ["activated_linear", "is_exact_gelu", "joined_linear", "linear", "replace_linears"]
 
 # Names of linear layers of one module that all take the module's input.
 _JOINED = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
@@ -22,9 +23,44 @@ _JOINED = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", 
 _ACTIVATED = (("dense", "intermediate_act_fn"), ("lin1", "activation"))
 
 
-def speed_up(model: torch.nn.Module) -> int:
-    """Replace what can be replaced; returns how many layers were. Only where it was measured to pay: processors with AVX-512."""
-    if "avx512f" not in cpu_flags() or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def _pays(weight: torch.Tensor) -> bool:
+    """Only where it was measured: processors with AVX-512."""
+    return weight.device.type == "cpu" and "avx512f" in cpu_flags() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
+def linear(layer: torch.nn.Linear) -> torch.nn.Module:
+    """The same, as fast as it gets here."""
+    return ReorderedLinear(layer.weight, layer.bias) if _pays(layer.weight) else layer
+
+
+def activated_linear(layer: torch.nn.Linear) -> torch.nn.Module:
+    """The layer and the exact GELU of its output."""
+    return ReorderedLinear(layer.weight, layer.bias, gelu=True) if _pays(layer.weight) else torch.nn.Sequential(layer, torch.nn.GELU())
+
+
+def joined_linear(layers: list[torch.nn.Linear]) -> torch.nn.Module:
+    """Layers of one input as one product: their outputs side by side. All of them have a bias, or none."""
+    weight = torch.cat([layer.weight for layer in layers])
+    biases: list[torch.Tensor | None] = [layer.bias for layer in layers]
+    present = [bias for bias in biases if bias is not None]
+    bias = torch.cat(present) if present else None
+    if _pays(weight):
+        return ReorderedLinear(weight, bias)
+    joined = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    joined.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        joined.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return joined
+
+
+def is_exact_gelu(function: object) -> bool:
+    """Whether an activation is the GELU itself and none of its approximations."""
+    return isinstance(function, GELUActivation) or (isinstance(function, torch.nn.GELU) and function.approximate == "none")
+
+
+def replace_linears(model: torch.nn.Module) -> int:
+    """Replace what can be replaced, in place; returns how many layers were."""
+    if not _pays(next(model.parameters())):
         return 0
     count = 0
     for module in list(model.modules()):
@@ -55,8 +91,7 @@ def _join(module: torch.nn.Module, names: tuple[str, ...]) -> int:
 
 def _activate(module: torch.nn.Module, linear: str, activation: str) -> int:
     layer, function = getattr(module, linear, None), getattr(module, activation, None)
-    exact = isinstance(function, GELUActivation) or (isinstance(function, torch.nn.GELU) and function.approximate == "none")
-    if type(layer) is not torch.nn.Linear or not exact:
+    if type(layer) is not torch.nn.Linear or not is_exact_gelu(function):
         return 0
     setattr(module, linear, ReorderedLinear(layer.weight, layer.bias, gelu=True))
     setattr(module, activation, torch.nn.Identity())
@@ -70,7 +105,7 @@ class ReorderedLinear(torch.nn.Module):
         super().__init__()
         self.out_features = weight.shape[0]
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())  # noqa: SLF001
-        self._bias = None if bias is None else bias.detach().contiguous()
+        self._bias = None if bias is None else bias.detach().clone()  # a view would keep the whole file of weights mapped
         self._post: tuple[str, list[Any], str] = ("gelu", [], "none") if gelu else ("none", [], "")
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -86,23 +121,28 @@ class JoinedLinear(torch.nn.Module):
 
     def __init__(self, layers: list[torch.nn.Linear]) -> None:
         super().__init__()
-        weights: list[torch.Tensor] = [layer.weight for layer in layers]
-        biases: list[torch.Tensor | None] = [layer.bias for layer in layers]
-        present = [bias for bias in biases if bias is not None]
-        self._linear = ReorderedLinear(torch.cat(weights), torch.cat(present) if present else None)
+        self._linear = joined_linear(layers)
         self._sizes = [layer.out_features for layer in layers]
-        self._input: torch.Tensor | None = None
-        self._pending: dict[int, torch.Tensor] = {}
+        self._kept = _Kept()
 
     def part(self, states: torch.Tensor, position: int) -> torch.Tensor:
         """The output of one layer. Kept only until every part was asked for once, and only for this very input."""
-        if self._input is not states or position not in self._pending:
-            self._input = states
-            self._pending = dict(enumerate(self._linear(states).split(self._sizes, dim=-1)))
-        output = self._pending.pop(position)
-        if not self._pending:
-            self._input = None
+        kept = self._kept
+        if kept.input is not states or position not in kept.pending:
+            kept.input = states
+            kept.pending = dict(enumerate(self._linear(states).split(self._sizes, dim=-1)))
+        output = kept.pending.pop(position)
+        if not kept.pending:
+            kept.input = None
         return output
+
+
+class _Kept(threading.local):
+    """The input and the parts not yet asked for, of each thread that runs a step."""
+
+    def __init__(self) -> None:
+        self.input: torch.Tensor | None = None
+        self.pending: dict[int, torch.Tensor] = {}
 
 
 class JoinedPart(torch.nn.Module):

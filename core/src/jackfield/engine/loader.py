@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
 import inspect
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from jackfield.client import ModelCard, ModelSpec
 from jackfield.engine.attention import PACKED, calls_so_far
 from jackfield.engine.cpu import has_fast_bfloat16
 from jackfield.engine.files import DenseFiles, ModelFiles, read_model_files
-from jackfield.engine.linear import speed_up
+from jackfield.engine.layers import replace_layers
+from jackfield.engine.linear import replace_linears
 from jackfield.engine.pooler import Dense, Pooler
 from jackfield.engine.runner import ModelRunner
 from jackfield.errors import ModelError
@@ -57,8 +61,7 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     alone = _alone(runner, trial)
     why = _why_not_packed(model, names)
     if not why:
-        if device.type == "cpu":
-            log.debug("model %s: %d linear layers replaced", spec.id, speed_up(model))
+        _speed_up(model)
         runner = _runner(card, model, pooler, files, forward_args, packed=True)
         why = _check(runner, trial, alone)
     if why:
@@ -68,6 +71,26 @@ def load_model(spec: ModelSpec) -> ModelRunner:
         if problem:
             raise ModelError(f"model {spec.id!r}: results depend on the batch even in length buckets: {problem}")
     return runner
+
+
+def _speed_up(model: torch.nn.Module) -> None:
+    """Put faster layers in place of the model's own, and let go of what they have copied."""
+    layers, linears = replace_layers(model), replace_linears(model)
+    log.debug("%s: %d layers replaced, and %d linear layers beside them", type(model).__name__, layers, linears)
+    if linears or layers:
+        # A file of weights stays mapped as a whole as long as one tensor lies in it.
+        for parameter in model.parameters():
+            if parameter.device.type == "cpu":
+                parameter.data = parameter.data.clone()
+    gc.collect()
+    _trim()
+
+
+def _trim() -> None:
+    """Give freed memory back to the system where the C library can: 20 MB and more after the copies of a load."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _runner(

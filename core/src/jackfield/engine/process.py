@@ -233,6 +233,7 @@ class _Pipe(asyncio.Protocol):
         self._closed = closed
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its base class
@@ -246,10 +247,17 @@ class _Pipe(asyncio.Protocol):
         self._closed()
 
     def send(self, message: Start | Submit | Abort | Stop) -> None:
-        """Queue a message; a lost connection swallows it, since `closed` has failed what waits."""
+        """Send a message, with all others of this turn of the loop; a lost connection swallows it: `closed` has failed what waits."""
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(frame(message))
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
         if self._transport is not None:
-            self._transport.write(frame(message))
+            self._transport.write(b"".join(out))
 
     def close(self) -> None:
+        self._flush()
         if self._transport is not None:
             self._transport.close()

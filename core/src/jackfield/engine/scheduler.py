@@ -118,14 +118,14 @@ class Scheduler:
             return []
         return [g for g in self._groups.values() if g.request.deadline is not None and g.request.deadline <= now]
 
-    def schedule(self, now: float) -> Step | None:
-        """The next step, its sequences taken out of the queue; None when nothing waits."""
+    def schedule(self, now: float, budget: int = 0) -> Step | None:
+        """The next step, its sequences taken out of the queue; None when nothing waits. budget: of this step, if not `token_budget`."""
         model = self._next_model(now)
         if model is None:
             return None
         queues = self._queues[model]
         chosen: list[Sequence] = []
-        budget = self.token_budget
+        budget = budget or self.token_budget
         overdue = now - self.max_wait_s if model in self.by_length else math.inf
         # First who has starved, oldest first, and nobody else of their priority; then each priority in turn.
         starved = now - self.starving_s

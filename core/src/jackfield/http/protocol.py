@@ -1,6 +1,11 @@
-"""uvicorn's HTTP protocol with our shape for the errors that never reach an application: what is no HTTP, and a head without end."""
+"""uvicorn's HTTP protocol with our shape for the errors that never reach an application (what is no HTTP, and a head without end), and with
+the head and the body of an answer in one write: two wake the client twice, and cost a tenth of the time of a small answer.
+"""
 
 from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -20,6 +25,10 @@ class HTTPProtocol(HttpToolsProtocol):
     # Bytes since the last request ended, while the head of the next is not complete; httptools itself knows no limit.
     _head_bytes = 0
     _in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, with answers' heads held for their bodies."""
+        super().connection_made(cast("asyncio.Transport", _Joining(transport, self.loop)))
 
     def data_received(self, data: bytes) -> None:
         """Parse, and give up on a head that does not end."""
@@ -53,3 +62,36 @@ class HTTPProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class _Joining:
+    """A transport that holds the head of an answer until what follows it, or until the loop's next turn."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send, unless it is a head."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines([head, data])
+        elif data.startswith(b"HTTP/"):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what is held, and close."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)

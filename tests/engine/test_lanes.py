@@ -18,7 +18,7 @@ from jackfield.settings import EngineSettings
 from tests.checkpoints import VOCAB, save_sentence_transformer
 
 EMBED = PoolingParams(outputs=("embed",))
-# A model whose layers are replaced as a whole, one whose linear layers are joined by threes, and one in buckets.
+# Two that are packed, and one in buckets.
 KINDS = ("bert", "distilbert", "mpnet")
 
 

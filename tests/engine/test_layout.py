@@ -85,16 +85,13 @@ def test_regions_tile_the_row(lengths: list[int]) -> None:
 @thorough
 @given(any_lengths)
 def test_sizes_of_blocks(lengths: list[int]) -> None:
-    """Multiples of 64, no larger than the longest sequence needs; a batch that fits into one block takes a multiple of 16, and a short
-    sequence alone what it has."""
+    """Multiples of 64, no larger than the longest sequence needs; a batch that fits into one block takes a multiple of 8."""
     layout = plan_blocks(lengths)
     total = sum(lengths)
-    if len(lengths) == 1 and total <= BLOCK:
-        assert layout.regions == [Region(0, 1, total)]
-    elif total <= BLOCK:
+    if total <= BLOCK:
         assert [region.count for region in layout.regions] == [1]
-        assert layout.total % 16 == 0
-        assert total <= layout.total < total + 16
+        assert layout.total % 8 == 0
+        assert total <= layout.total < total + 8
     else:
         assert all(region.size % BLOCK == 0 for region in layout.regions)
         assert max(region.size for region in layout.regions) == -(-max(lengths) // BLOCK) * BLOCK
@@ -126,9 +123,10 @@ def test_end_to_end(lengths: list[int]) -> None:
 @pytest.mark.parametrize(
     ("lengths", "starts", "regions"),
     [
-        ([1], [0], [Region(0, 1, 1)]),
+        ([1], [0], [Region(0, 1, 8)]),
         ([16], [0], [Region(0, 1, 16)]),
-        ([17], [0], [Region(0, 1, 17)]),
+        ([17], [0], [Region(0, 1, 24)]),
+        ([3, 2, 4], [0, 3, 5], [Region(0, 1, 16)]),
         ([3, 61], [0, 3], [Region(0, 1, 64)]),
         ([65], [0], [Region(0, 1, 128)]),
         ([4, 60, 64], [124, 64, 0], [Region(0, 2, 64)]),

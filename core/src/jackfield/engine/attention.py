@@ -28,25 +28,32 @@ PACKED = "jackfield_packed"
 class PackedBatch:
     """One forward pass: its layout and, on a CPU, the masks of its blocks.
 
-    rows: index of every token in the row, sequence by sequence: what gathers the hidden states.
+    rows: index of every token in the row, sequence by sequence: what gathers the hidden states. alone: tokens of the batch's only
+    sequence, which begins its row; 0 where there are several.
     """
 
-    __slots__ = ("causal", "cu_seqlens", "layout", "masks", "max_length", "rows")
+    __slots__ = ("alone", "causal", "cu_seqlens", "layout", "masks", "max_length", "rows")
 
     def __init__(self, lengths: list[int], device: torch.device, dtype: torch.dtype, *, causal: bool) -> None:
         self.causal = causal
         self.max_length = max(lengths)
+        self.alone = lengths[0] if len(lengths) == 1 else 0
         self.cu_seqlens: torch.Tensor | None = None
         self.masks: list[tuple[Region, torch.Tensor | None]] = []
         if device.type == "cpu":
             self.layout = plan_blocks(lengths)
-            owners = _owners(self.layout)
-            self.masks = [(region, _mask(owners[region.start : region.end], region, dtype, causal)) for region in self.layout.regions]
+            self.masks = self._masks(dtype)
         else:
             self.layout = plan_end_to_end(lengths)
             ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
             self.cu_seqlens = ends.to(device, non_blocking=True)
         self.rows = torch.cat([torch.arange(s, s + n) for s, n in zip(self.layout.starts, lengths, strict=True)])
+
+    def _masks(self, dtype: torch.dtype) -> list[tuple[Region, torch.Tensor | None]]:
+        if self.alone and not self.causal:
+            return [(self.layout.regions[0], None)]  # its padding is cut from the keys
+        owners = _owners(self.layout)
+        return [(region, _mask(owners[region.start : region.end], region, dtype, self.causal)) for region in self.layout.regions]
 
 
 _current: ContextVar[PackedBatch] = ContextVar("jackfield_packed_batch")
@@ -113,6 +120,8 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling:
     batch = _current.get()
     if batch.cu_seqlens is not None:
         return varlen_attention(query, key, value, batch.cu_seqlens, batch.max_length, scaling, batch.causal)
+    if batch.alone and not batch.causal:
+        key, value = key[:, :, : batch.alone], value[:, :, : batch.alone]
     parts = [_attend_blocks(query, key, value, region, mask, scaling) for region, mask in batch.masks]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
 

@@ -9,6 +9,7 @@ It prints its port, then answers each line on standard input with its seconds of
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 import sys
@@ -83,6 +84,7 @@ def main() -> None:
         serving = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110  (uvicorn tells nobody)
             await asyncio.sleep(0.01)
+        gc.freeze()
         print(server.servers[0].sockets[0].getsockname()[1], flush=True)
         threading.Thread(target=answer_questions, daemon=True).start()
         await serving

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
+import time
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from jackfield.client import EngineRequest
 from jackfield.errors import ServingError
@@ -271,6 +274,28 @@ def test_statuses_are_counted_right() -> None:
         assert sample(client, total + '{method="POST",path="/v1/embeddings",status="200"}') == 1
         assert sample(client, 'jackfield_endpoint_requests_total{endpoint="embed",model="fake",outcome="ok"}') == 1
         assert sample(client, 'jackfield_prompt_tokens_total{endpoint="embed",model="fake"}') == len("hello") + 2
+
+
+def test_histograms_are_whole() -> None:
+    """As Prometheus reads them: buckets add up, the last holds everything, sums are of seconds."""
+    with make_client(EmbedEndpoint()) as client:
+        begun = time.monotonic()
+        for number in range(20):
+            assert client.post("/v1/embeddings", json={**BODY, "input": "ab " * number or "a"}).status_code == 200
+        seconds = time.monotonic() - begun
+        families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+    assert families["jackfield_stage_seconds"].type == "histogram"
+    series: dict[str, dict[str, list[float]]] = {}
+    for one in families["jackfield_stage_seconds"].samples:
+        series.setdefault(one.labels["stage"], {}).setdefault(one.name.rpartition("_")[2], []).append(one.value)
+    assert set(series) == {"preprocess", "tokenize", "engine", "build_response"}
+    for stage in series.values():
+        assert stage["bucket"] == sorted(stage["bucket"])
+        assert stage["bucket"][-1] == stage["count"][0] == 20
+        assert 0 < stage["sum"][0] < seconds
+    bounds = [float(one.labels["le"]) for one in families["jackfield_request_seconds"].samples if one.name.endswith("_bucket")]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] == math.inf
 
 
 def test_without_metrics_and_docs_their_routes_are_unknown() -> None:

@@ -65,7 +65,7 @@ class Context(Generic[RequestT]):
         settings: the endpoint's own settings, an instance of `endpoint.settings`.
         id: `<id_prefix>-<base>`; base is the X-Request-Id header, else the body's `request_id`, else random.
         created: Unix seconds. deadline: `time.monotonic()` seconds after which the answer is worth nothing, or None.
-        headers: of the request, names in lower case.
+        headers: of the request, by name in any case; of a repeated one the first.
         model: the model that the request named, or the endpoint's first.
         operation: the engine operation that the core chose for this endpoint and model; None for a route without an engine.
         prompts: after tokenization: one a prompt of `preprocess`, in its order.

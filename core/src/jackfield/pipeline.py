@@ -16,13 +16,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import numpy as np
 from msgspec import Struct
 
 from jackfield.admission import Admission, Ticket
 from jackfield.client import EngineClient, EngineRequest
 from jackfield.context import Context, Model
-from jackfield.encoding import BodyDecoder, encode_response, num_numbers
+from jackfield.encoding import BodyDecoder, check_finite, encode_response, num_numbers
 from jackfield.endpoint import Endpoint, Route
 from jackfield.errors import (
     BadRequest,
@@ -31,7 +30,6 @@ from jackfield.errors import (
     EmptyPrompt,
     EngineUnavailable,
     ModelNotFound,
-    NonFiniteOutput,
     PromptTooLong,
     TokenOutOfVocabulary,
     UnsupportedOperation,
@@ -269,8 +267,9 @@ class Pipeline:
 
 def _build(call: Call) -> bytes:
     # Here and not in the encoder alone: a stage may turn the numbers into integers or bits, which hide what they came from.
-    if not all(np.isfinite(array).all() for arrays in call.ctx.outputs.values.values() for array in arrays):
-        raise NonFiniteOutput("The model gave non-finite values (NaN or infinity).")
+    for arrays in call.ctx.outputs.values.values():
+        for array in arrays:
+            check_finite(array)
     return encode_response(call.bound.stages.build_response(call.ctx))
 
 

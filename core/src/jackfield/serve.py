@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -57,6 +58,7 @@ def serve(app: App) -> int:
             say(f"{step.what}: {step.model} ({step.done + 1} of {step.total})")
 
     def ready() -> None:
+        _keep_for_good()
         names = ", ".join(sorted(app.plugins.endpoints))
         say(f"jackfield is ready at [bold]{url}[/bold] after {time.monotonic() - started:.1f} s (endpoints: {names})")
         if settings.docs:
@@ -70,6 +72,12 @@ def serve(app: App) -> int:
     if app.failure is not None:
         raise app.failure
     return 0
+
+
+def _keep_for_good() -> None:
+    """Spare the garbage collector what the start has made: 72,000 objects, 29 ms of silence whenever it looks at all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 class _Server(uvicorn.Server):

@@ -66,11 +66,11 @@ class Stages:
         _check_implementations(manager, endpoint)
         self._observers = manager.hook.request_finished.get_hookimpls()
         hook = manager.hook
-        self._preprocess: Callable[..., Any] | None = hook.preprocess if hook.preprocess.get_hookimpls() else None
-        self._pooling_params = hook.pooling_params
-        self._sampling_params = hook.sampling_params
-        self._build_response = hook.build_response
-        self._build_chunk = hook.build_chunk
+        self._preprocess = _bind(hook.preprocess) if hook.preprocess.get_hookimpls() else None
+        self._pooling_params = _bind(hook.pooling_params)
+        self._sampling_params = _bind(hook.sampling_params)
+        self._build_response = _bind(hook.build_response)
+        self._build_chunk = _bind(hook.build_chunk)
 
     def preprocess(self, ctx: Context[Any]) -> Sequence[Prompt]:
         """The request's prompts; none if the endpoint has no such stage."""
@@ -124,6 +124,14 @@ class Stages:
 
     def _wrong(self, stage: str, result: Any, expected: str) -> TypeError:
         return TypeError(f"{stage} of endpoint {self.endpoint.name!r} gave {type(result).__name__}; {expected} is expected")
+
+
+def _bind(hook: pluggy.HookCaller) -> Callable[..., Any]:
+    """The hook, or the owner's own function where nobody wraps it: 2 us less a stage, and two frames less in a traceback."""
+    impls = hook.get_hookimpls()
+    if len(impls) == 1 and hook.spec is not None and set(impls[0].argnames) == set(hook.spec.argnames):
+        return impls[0].function
+    return hook
 
 
 def _call(stage: Callable[..., Any], **arguments: Any) -> Any:

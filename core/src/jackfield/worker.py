@@ -6,6 +6,7 @@ process ends when the other end of the socket does, so it never outlives the ser
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -65,6 +66,7 @@ class Worker:
         except ModelError as error:
             self._send(LoadFailed(str(error)))
             return 2
+        gc.freeze()  # what the start has made is never garbage: the collector need not look at it in the middle of a step
         lanes = Lanes(engine, self._deliver)
         self._send(Loaded(cards))
         threading.Thread(target=self._receive, args=(lanes,), daemon=True).start()

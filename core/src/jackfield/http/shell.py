@@ -11,10 +11,10 @@ import base64
 import hashlib
 import hmac
 import logging
+import os
 import re
-import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from jackfield.errors import Draining, ServingError, Unauthorized
@@ -22,7 +22,7 @@ from jackfield.http.errors import answer_for
 from jackfield.http.metrics import Metrics
 from jackfield.settings import CorsSettings
 
-__all__ = ["REQUEST_ID_KEY", "ASGIApp", "Shell"]
+__all__ = ["HEADERS_KEY", "REQUEST_ID_KEY", "ASGIApp", "Headers", "Shell"]
 
 log = logging.getLogger("jackfield.http")
 access_log = logging.getLogger("jackfield.access")
@@ -33,8 +33,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Where the scope holds the request's id, for the ids of answers.
+# Where the scope holds the request's id, for the ids of answers, and its headers.
 REQUEST_ID_KEY = "jackfield_request_id"
+HEADERS_KEY = "jackfield_headers"
 OPEN_PATHS = frozenset({"/health", "/ready"})
 DOCS_PATH = "/docs"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -68,8 +69,8 @@ class Shell:
         started = time.perf_counter()
         if self._root_path:
             self._strip_root(scope)
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        fields = dict(headers)
+        fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        scope[HEADERS_KEY] = Headers(fields)
         request_id = _request_id(fields.get(b"x-request-id"))
         scope[REQUEST_ID_KEY] = request_id.decode()
         extra = [(b"x-request-id", request_id)]
@@ -145,6 +146,24 @@ class Shell:
         await _answer(send, code, body, [(name.encode(), value.encode()) for name, value in headers.items()])
 
 
+class Headers(Mapping[str, str]):
+    """A request's headers, by name in any case; of a repeated one the first. Decoded when asked for: few are."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict[bytes, bytes]) -> None:
+        self._fields = fields
+
+    def __getitem__(self, name: str) -> str:
+        return self._fields[name.lower().encode("latin-1", "replace")].decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode("latin-1") for name in self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
 class Cors:
     """Cross-origin headers from the configuration."""
 
@@ -179,7 +198,7 @@ class Cors:
 def _request_id(given: bytes | None) -> bytes:
     """The client's id, cleaned and cut (it is copied into answers and logs), else a random one."""
     cleaned = _ID_BYTES.sub(b"", given[: 4 * MAX_REQUEST_ID])[:MAX_REQUEST_ID] if given else b""
-    return cleaned or secrets.token_hex(8).encode()
+    return cleaned or os.urandom(8).hex().encode()
 
 
 def _password(credentials: bytes) -> bytes:

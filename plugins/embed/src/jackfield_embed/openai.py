@@ -158,29 +158,20 @@ def _inputs(model: Model, request: EmbeddingRequest, given: str | list[str | int
         return [_text(request, given, "input", prefix)]
     if not given:
         raise EmptyPrompt("input is empty; at least one prompt is needed.", param="input")
-    first = type(given[0])
-    texts: list[str] = []
-    ids: list[int] = []
-    lists: list[list[int]] = []
-    for position, item in enumerate(given):
-        if type(item) is not first:
-            raise BadRequest(
-                f"input mixes kinds: input[{position}] is {_NAMES[type(item)]}, and input[0] is {_NAMES[first]}.",
-                param=f"input[{position}]",
-            )
-        if isinstance(item, str):
-            texts.append(item)
-        elif isinstance(item, int):
-            ids.append(item)
-        else:
-            lists.append(item)
-    if ids or lists:
-        _refuse(request, "token ids", ("prompt_name", "input_type", "add_special_tokens"))
-    if ids:
-        return [_tokens(request, ids, "input")]
-    if lists:
-        return [_tokens(request, item, f"input[{position}]") for position, item in enumerate(lists)]
-    return [_text(request, text, f"input[{position}]", prefix) for position, text in enumerate(texts)]
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
+        position, item = next((at, item) for at, item in enumerate(given) if type(item) is not type(given[0]))
+        raise BadRequest(
+            f"input mixes kinds: input[{position}] is {_NAMES[type(item)]}, and input[0] is {_NAMES[type(given[0])]}.",
+            param=f"input[{position}]",
+        )
+    items: list[Any] = given  # of one kind
+    if kinds == {str}:
+        return [_text(request, text, f"input[{position}]", prefix) for position, text in enumerate(items)]
+    _refuse(request, "token ids", ("prompt_name", "input_type", "add_special_tokens"))
+    if kinds == {int}:
+        return [_tokens(request, items, "input")]
+    return [_tokens(request, ids, f"input[{position}]") for position, ids in enumerate(items)]
 
 
 _NAMES: dict[type, str] = {str: "a text", int: "a token id", list: "a list of token ids"}

@@ -195,6 +195,7 @@ def test_a_second_sigterm_ends_at_once() -> None:
             assert server.process.wait(3) == 0, server.log()
             until(lambda: is_gone(engine), "the engine process is gone", 1)
             assert "shutting down" in unavailable(futures[0].result(5))
+        assert "Traceback" not in server.log()
 
 
 def test_a_stuck_and_a_killed_engine_are_replaced() -> None:

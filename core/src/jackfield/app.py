@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ class App:
         self.on_failure: Callable[[], None] = lambda: None
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self.on_ready: Callable[[], None] = lambda: None
+        # What engines have to end by themselves, whatever they wait for; None: what they take.
+        self.stop_timeout_s: float | None = None
         self._background = background
         self.plugins = plugins or load_plugins(
             settings.endpoints, settings.plugins, on_error=settings.server.plugin_errors, all_endpoints=all_endpoints, where=where
@@ -178,7 +180,9 @@ class App:
         """End the engines and the tokenizer threads."""
         self._pipeline.not_ready = "it is shutting down"
         self._watchdog.stop()
-        await asyncio.gather(*(client.stop() for client in self.engines.values()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.stop_timeout_s):
+                await asyncio.gather(*(client.stop() for client in self.engines.values()))
         self._pool.close()
 
     @asynccontextmanager

@@ -27,6 +27,8 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 48,
     "initializer_range": STD,
 }
+# Families that begin with the special tokens of other vocabularies than ours.
+LATER: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {**SMALL, "max_position_embeddings": 128, "pad_token_id": 0}),
     "roberta": ("Roberta", {**SMALL, "max_position_embeddings": 130, "pad_token_id": 1, "type_vocab_size": 1}),
@@ -45,18 +47,71 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "albert": ("Albert", {**SMALL, "embedding_size": 16, "max_position_embeddings": 128, "pad_token_id": 0}),
+    "electra": ("Electra", {**SMALL, "embedding_size": 32, "max_position_embeddings": 128, "pad_token_id": 0}),
+    "modernbert": (
+        "ModernBert",
+        {**SMALL, **LATER, "max_position_embeddings": 128, "local_attention": 16, "global_attn_every_n_layers": 2},
+    ),
+    "nomic-bert": ("NomicBert", {**SMALL, "max_position_embeddings": 128, "pad_token_id": 0}),
+    "gte": ("Gte", {**SMALL, "max_position_embeddings": 128, "pad_token_id": 0}),
+    "eurobert": ("EuroBert", {**SMALL, **LATER, "mask_token_id": 3, "max_position_embeddings": 128}),
+    "deberta-v2": (
+        "DebertaV2",
+        {
+            **SMALL,
+            "max_position_embeddings": 128,
+            "pad_token_id": 0,
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+        },
+    ),
+    "deberta": (
+        "Deberta",
+        {**SMALL, "max_position_embeddings": 128, "pad_token_id": 0, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    ),
+    "llama": ("Llama", {**SMALL, **LATER, "num_key_value_heads": 2, "max_position_embeddings": 128}),
+    "qwen2": ("Qwen2", {**SMALL, **LATER, "num_key_value_heads": 2, "max_position_embeddings": 128}),
+    "qwen3": ("Qwen3", {**SMALL, **LATER, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}),
+    "mistral": ("Mistral", {**SMALL, **LATER, "num_key_value_heads": 2, "max_position_embeddings": 128, "sliding_window": 16}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            **SMALL,
+            **LATER,
+            "num_hidden_layers": 7,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 128,
+            "sliding_window": 16,
+            "use_bidirectional_attention": True,
+        },
+    ),
 }
+# Those whose attention is their own, outside of transformers' interface.
+IN_BUCKETS = {"mpnet", "deberta", "deberta-v2"}
 # The first ids of the vocabulary, by family.
 SPECIALS = {0: ("<pad>", "<s>", "</s>", "<unk>"), 1: ("<s>", "<pad>", "</s>", "<unk>")}
 
 
-def save_checkpoint(folder: Path, kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, longer: int = 0) -> Path:
-    """A plain transformers folder of one of `KINDS`. longer: positions that it has beyond 128."""
+def save_checkpoint(
+    folder: Path,
+    kind: str,
+    *,
+    head: str = "Model",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    longer: int = 0,
+    **more: Any,
+) -> Path:
+    """A plain transformers folder of one of `KINDS`. head: the end of its class's name. longer: positions that it has beyond 128. more: of
+    its configuration."""
     name, config = KINDS[kind]
-    config = {**config, "max_position_embeddings": config["max_position_embeddings"] + longer}
+    config = {**config, "max_position_embeddings": config["max_position_embeddings"] + longer, **more}
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**config))
+    model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**config))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # biases and norms start as constants, which would hide a missing one
@@ -75,7 +130,7 @@ def save_tokenizer(folder: Path, *, pad_id: int, model_max_length: int | None = 
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
     frame = [("<s>", vocab["<s>"]), ("</s>", vocab["</s>"])]
-    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=frame)
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=frame)
     tokenizer.enable_truncation(16)
     tokenizer.enable_padding(length=16, pad_id=pad_id, pad_token="<pad>")
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -88,6 +143,8 @@ def save_tokenizer(folder: Path, *, pad_id: int, model_max_length: int | None = 
         "pad_token": "<pad>",
         "unk_token": "<unk>",
     }
+    if pad_id == 0:  # as BERT's, and no RoBERTa's
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]  # type: ignore[assignment]
     if model_max_length is not None:
         config["model_max_length"] = model_max_length  # type: ignore[assignment]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer
 
 from tests.cases.bench import Bench, serving
-from tests.checkpoints import save_sentence_transformer
+from tests.checkpoints import save_checkpoint, save_sentence_transformer
 
 
 @pytest.fixture(scope="session")
@@ -81,4 +82,59 @@ def poison(folder: Path, name: str, row: int) -> None:
 def bench(tmp_path_factory: pytest.TempPathFactory, models: str) -> Iterator[Bench]:
     """One server over all models."""
     with serving(tmp_path_factory.mktemp("server"), models) as running:
+        yield running
+
+
+# Heads of tiny BERTs with MiniLM's tokenizer, by the names that families B and C give them.
+HEADS: dict[str, dict[str, Any]] = {
+    "bert-ce": {"num_labels": 1},
+    "bert-ce-id": {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+    "bert-ce-id-old": {"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    "bert-clf-3": {"num_labels": 3},
+    "clf-multi": {"num_labels": 3, "problem_type": "multi_label_classification"},
+    "clf-single": {"num_labels": 3, "problem_type": "single_label_classification"},
+    "clf-regression": {"num_labels": 1, "problem_type": "regression"},
+    "clf-regression-3": {"num_labels": 3, "problem_type": "regression"},
+    "clf-named": {"id2label": {0: "NEG", 1: "POS"}},
+    "clf-unnamed": {"num_labels": 2},
+    "clf-hole": {"num_labels": 2},
+    "clf-20": {"num_labels": 20},
+    "bert-clf": {"num_labels": 2},
+    "nan-clf": {"num_labels": 2},
+}
+
+
+@pytest.fixture(scope="session")
+def heads(tmp_path_factory: pytest.TempPathFactory, minilm: str) -> dict[str, Path]:
+    """The folders of `HEADS`."""
+    root = tmp_path_factory.mktemp("heads")
+    made: dict[str, Path] = {}
+    for seed, (name, more) in enumerate(HEADS.items()):
+        folder = save_checkpoint(root / name, "bert", head="ForSequenceClassification", seed=seed, vocab_size=30522, longer=384, **more)
+        for path in Path(minilm).glob("*token*"):
+            shutil.copy(path, folder / path.name)
+        shutil.copy(Path(minilm) / "vocab.txt", folder / "vocab.txt")
+        made[name] = folder
+    poison(made["nan-clf"], "classifier.weight", 0)
+    edit(made["clf-unnamed"], {"id2label": None, "num_labels": 2})
+    edit(made["clf-hole"], {"id2label": {"1": "POS"}, "num_labels": 2})
+    edit(made["clf-20"], {"id2label": None, "num_labels": 20})
+    return made
+
+
+def edit(folder: Path, changes: dict[str, object]) -> None:
+    """Change keys of a config.json; None takes one out."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    config.pop("label2id", None)
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+@pytest.fixture(scope="session")
+def scorer(tmp_path_factory: pytest.TempPathFactory, heads: dict[str, Path], minilm: str) -> Iterator[Bench]:
+    """One server over all heads and an embedder, with every endpoint."""
+    tables = [f'[models."{name}"]\nsource = "{folder}"\nmax_length = 512' for name, folder in heads.items()]
+    tables.append(f'[models.minilm]\nsource = "{minilm}"')
+    tables += [f"[endpoints.{name}]" for name in ("embed", "score", "rerank", "classify", "tokenize")]
+    with serving(tmp_path_factory.mktemp("scorer"), "\n".join(tables)) as running:
         yield running

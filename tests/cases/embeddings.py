@@ -54,13 +54,16 @@ def lists_of_ids(bench: Bench) -> None:
 
 
 @case("A09")
-def nan_is_an_error(bench: Bench) -> None:
-    """The third request waits for classify."""
+def nan_is_an_error(bench: Bench, scorer: Bench) -> None:
     for number in (0, 1):
         answer = bench.send("POST", PATH, json=body("A09", number))
         assert answer.status_code == 500
         assert "non-finite" in answer.json()["error"]["message"]
     assert bench.embed("still here")
+    answer = scorer.send("POST", "/classify", json=body("A09", 2))
+    assert answer.status_code == 500
+    assert "non-finite" in answer.json()["error"]["message"]
+    assert scorer.post("/classify", {"model": "bert-clf", "input": "still here"})["data"]
 
 
 @case("A10")
@@ -71,13 +74,14 @@ def too_long(bench: Bench) -> None:
 
 
 @case("A11")
-def truncation(bench: Bench) -> None:
-    """The requests to rerank and classify wait for those endpoints."""
+def truncation(bench: Bench, scorer: Bench) -> None:
     answer = bench.post(PATH, body("A11", 0))
     assert answer["usage"]["prompt_tokens"] == 256
     word = bench.post("/tokenize", {"model": "minilm", "prompt": "word", "add_special_tokens": False})["tokens"]
     assert cosine(answer["data"][0]["embedding"], bench.embed([[101, *word * 254, 102]])[0]) >= 0.99999
     assert bench.post(PATH, body("A11", 1))["usage"]["prompt_tokens"] == 16
+    for number, path in ((2, "/v1/rerank"), (3, "/classify")):
+        assert scorer.post(path, body("A11", number))["usage"]["prompt_tokens"] == 512
     for wrong in (0, -5, 257):
         assert bench.post(PATH, {**body("A11"), "truncate_prompt_tokens": wrong}, 400)["error"]["param"] == "truncate_prompt_tokens"
 

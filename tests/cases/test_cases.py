@@ -9,16 +9,16 @@ import inspect
 
 import pytest
 
+import tests.cases.classes
 import tests.cases.embeddings
 import tests.cases.plugins
+import tests.cases.scoring
 import tests.cases.server
 import tests.cases.tokenization  # noqa: F401  (each registers its cases)
 from tests.cases.bench import CASES, ENACTED
 
 # Which endpoint a case waits for.
 WAITING = {
-    **dict.fromkeys((name for name in CASES if name[0] == "B"), "rerank, score"),
-    **dict.fromkeys((name for name in CASES if name[0] == "C"), "classify"),
     **dict.fromkeys((name for name in CASES if name[0] == "D"), "chat"),
 }
 

@@ -85,8 +85,11 @@ def endpoints() -> dict[str, LoadedEndpoint]:
 
 def readme(endpoint: str) -> str:
     """An endpoint's own page; empty for one that is installed from elsewhere."""
-    path = ROOT / "plugins" / endpoint / "README.md"
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    for path in READMES:
+        project = tomllib.loads((path.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        if endpoint in project["entry-points"]["jackfield"]:
+            return path.read_text(encoding="utf-8")
+    return ""
 
 
 @pytest.fixture(scope="module")

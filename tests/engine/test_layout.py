@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from jackfield.engine.attention import PACKED, PackedBatch, calls_so_far, packed_batch
+from jackfield.engine.attention import PACKED, PackedBatch, Reach, calls_so_far, packed_batch
 from jackfield.engine.layout import BLOCK, Layout, Region, plan_blocks, plan_end_to_end
 
 thorough = settings(max_examples=100, deadline=None)
 with_torch = settings(max_examples=50, deadline=None)
 any_lengths = st.lists(st.integers(1, 300) | st.integers(1, 40), min_size=1, max_size=60)
+windows = st.none() | st.integers(1, 200)
 small_lengths = st.lists(st.integers(1, 150), min_size=1, max_size=12)
 
 
@@ -149,68 +150,94 @@ class States:
         self.key = torch.randn(1, kv_heads, total, dim, generator=generator)
         self.value = torch.randn(1, kv_heads, total, dim, generator=generator)
 
-    def packed(self, batch: PackedBatch, scaling: float | None) -> torch.Tensor:
+    def packed(self, batch: PackedBatch, scaling: float | None = None, causal: bool = False, window: int | None = None) -> torch.Tensor:
         """Through the name that a model's configuration gives transformers: `[T, heads, dim]`."""
         attend: Any = AttentionInterface()[PACKED]
+        module = torch.nn.Identity()
+        module.is_causal = causal  # type: ignore[assignment]
         with packed_batch(batch):
-            out, weights = attend(torch.nn.Identity(), self.query, self.key, self.value, None, scaling=scaling)
+            out, weights = attend(module, self.query, self.key, self.value, None, scaling=scaling, sliding_window=window)
         assert weights is None
         assert out.shape == (1, self.query.shape[2], self.query.shape[1], self.query.shape[3])
         rows: torch.Tensor = out[0]
         return rows
 
-    def alone(self, start: int, end: int, causal: bool, scaling: float | None) -> torch.Tensor:
+    def alone(self, start: int, end: int, scaling: float | None, causal: bool, window: int | None) -> torch.Tensor:
         """The sequence that lies there, by itself: `[n, heads, dim]`."""
         groups = self.query.shape[1] // self.key.shape[1]
         key, value = (states.repeat_interleave(groups, dim=1)[:, :, start:end] for states in (self.key, self.value))
-        out = scaled_dot_product_attention(self.query[:, :, start:end], key, value, is_causal=causal, scale=scaling)
+        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
+        seen = (distance >= 0) | (not causal)
+        if window is not None:  # transformers' masking_utils: a token sees what is nearer than the window
+            seen &= distance.abs() < window
+        out = scaled_dot_product_attention(self.query[:, :, start:end], key, value, attn_mask=seen, scale=scaling)
         return out[0].transpose(0, 1)
 
 
-def make_batch(lengths: list[int], *, causal: bool) -> PackedBatch:
-    return PackedBatch(lengths, torch.device("cpu"), torch.float32, causal=causal)
+def make_batch(lengths: list[int]) -> PackedBatch:
+    return PackedBatch(lengths, torch.device("cpu"), torch.float32)
 
 
 @with_torch
-@given(small_lengths, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.2]), st.integers(0, 2**16))
+@given(
+    small_lengths, st.booleans(), windows, st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.2]), st.integers(0, 2**16)
+)
 def test_packed_attention_is_attention_alone(
-    lengths: list[int], causal: bool, heads: tuple[int, int], scaling: float | None, seed: int
+    lengths: list[int], causal: bool, window: int | None, heads: tuple[int, int], scaling: float | None, seed: int
 ) -> None:
-    batch = make_batch(lengths, causal=causal)
+    batch = make_batch(lengths)
     states = States(batch, *heads, seed)
-    out = states.packed(batch, scaling).index_select(0, batch.rows)
-    parts = [states.alone(s, s + n, causal, scaling) for s, n in zip(batch.layout.starts, lengths, strict=True)]
+    out = states.packed(batch, scaling, causal, window).index_select(0, batch.rows)
+    parts = [states.alone(s, s + n, scaling, causal, window) for s, n in zip(batch.layout.starts, lengths, strict=True)]
     assert torch.isfinite(out).all()
     torch.testing.assert_close(out, torch.cat(parts), atol=1e-5, rtol=0)
 
 
 @with_torch
-@given(small_lengths, st.booleans(), st.integers(0, 2**16))
-def test_neighbours_do_not_matter(lengths: list[int], causal: bool, seed: int) -> None:
+@given(st.integers(500, 1700), st.booleans(), st.sampled_from([1, 2, 64, 500, 513, 2000]))
+def test_a_long_sequence_is_computed_in_pieces(length: int, causal: bool, window: int) -> None:
+    batch = make_batch([length])
+    states = States(batch, 1, 1, length)
+    out = states.packed(batch, None, causal, window)[:length]
+    torch.testing.assert_close(out, states.alone(0, length, None, causal, window), atol=1e-5, rtol=0)
+
+
+@with_torch
+@given(small_lengths, st.booleans(), windows, st.integers(0, 2**16))
+def test_neighbours_do_not_matter(lengths: list[int], causal: bool, window: int | None, seed: int) -> None:
     """Other values in every other sequence and in the padding leave a sequence as it was."""
-    batch = make_batch(lengths, causal=causal)
+    batch = make_batch(lengths)
     before, after = States(batch, 2, 2, seed), States(batch, 2, 2, seed + 1)
     kept = seed % len(lengths)
     here = slice(batch.layout.starts[kept], batch.layout.starts[kept] + lengths[kept])
     for name in ("query", "key", "value"):
         getattr(after, name)[:, :, here] = getattr(before, name)[:, :, here]
-    assert torch.equal(before.packed(batch, None)[here], after.packed(batch, None)[here])
+    assert torch.equal(before.packed(batch, None, causal, window)[here], after.packed(batch, None, causal, window)[here])
 
 
 @with_torch
 @given(small_lengths)
 def test_rows_gather_sequence_by_sequence(lengths: list[int]) -> None:
-    batch = make_batch(lengths, causal=False)
+    batch = make_batch(lengths)
     expected = [row for start, length in zip(batch.layout.starts, lengths, strict=True) for row in range(start, start + length)]
     assert batch.rows.tolist() == expected
     assert batch.max_length == max(lengths)
 
 
-def test_whole_blocks_need_no_mask() -> None:
-    """Where every block is one sequence, the fast path without a mask; with a second one in it, or causal, a mask."""
-    assert [mask is None for _, mask in make_batch([64, 64, 128], causal=False).masks] == [True, True]
-    assert [mask is None for _, mask in make_batch([64, 63, 128], causal=False).masks] == [False, True]
-    assert [mask is None for _, mask in make_batch([64, 128], causal=True).masks] == [False, False]
+@pytest.mark.parametrize(
+    ("lengths", "reach", "masked"),
+    [
+        ([64, 64, 128], Reach(causal=False), [False, False]),
+        ([64, 63, 128], Reach(causal=False), [True, False]),
+        ([64, 128], Reach(causal=True), [True, True]),
+        ([64, 128], Reach(causal=False, window=100), [False, True]),
+    ],
+    ids=str,
+)
+def test_which_blocks_need_a_mask(lengths: list[int], reach: Reach, masked: list[bool]) -> None:
+    """Where every block is one sequence and sees all of it, the fast path without a mask."""
+    batch = make_batch(lengths)
+    assert [batch.mask(number, reach) is not None for number in range(len(batch.layout.regions))] == masked
 
 
 def test_transformers_builds_no_mask() -> None:
@@ -220,7 +247,7 @@ def test_transformers_builds_no_mask() -> None:
 
 def test_batches_nest_and_end() -> None:
     """The layout is that of the innermost block; outside of any there is none."""
-    outer, inner = make_batch([70, 5], causal=False), make_batch([3], causal=False)
+    outer, inner = make_batch([70, 5]), make_batch([3])
     large, small = States(outer, 2, 2, 1), States(inner, 2, 2, 2)
     expected = large.packed(outer, None)
     before = calls_so_far()

@@ -17,7 +17,7 @@ from jackfield.params import PoolingParams
 from jackfield.prompts import TextPrompt
 from jackfield.settings import EngineSettings
 from jackfield.tokenization import ModelTokenizer, pack_ids
-from tests.checkpoints import KINDS, save_checkpoint, save_sentence_transformer
+from tests.checkpoints import IN_BUCKETS, KINDS, save_checkpoint, save_sentence_transformer
 
 TEXTS = [
     "The cat sits outside",
@@ -89,7 +89,7 @@ def test_architectures(kind: str, tmp_path: Path) -> None:
     """Every architecture, with lengths up to the model's limit, packed unless it cannot be."""
     folder = save_sentence_transformer(tmp_path / kind, kind, max_seq_length=None)
     harness = Harness(folder)
-    assert harness.card.execution == ("buckets" if kind == "mpnet" else "packed")
+    assert harness.card.execution == ("buckets" if kind in IN_BUCKETS else "packed")
     assert harness.card.max_length == 128
     texts = [*TEXTS, "y" * 300, *(chr(97 + n % 26) * n for n in range(1, 126, 9))]
     assert_close(harness.embed(texts), reference(folder, texts))

@@ -16,6 +16,7 @@ from jackfield.engine.varlen import varlen_attention, varlen_reference
 DIM = 16
 HEADS = [(2, 2), (4, 2), (4, 1)]
 thorough = settings(max_examples=50, deadline=None)
+windows = st.none() | st.integers(1, 80)
 lengths_of_batches = st.lists(st.integers(1, 70), min_size=1, max_size=6)
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -41,7 +42,7 @@ def boundaries(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
-def by_hand(states: States, scale: float | None, causal: bool) -> torch.Tensor:
+def by_hand(states: States, scale: float | None, causal: bool, window: int | None) -> torch.Tensor:
     """softmax(q k^T scale) v of one sequence in float64, head by head: `[n, heads, dim]`."""
     query, key, value = (tensor[0].double() for tensor in states)
     shared = query.shape[0] // key.shape[0]
@@ -51,32 +52,39 @@ def by_hand(states: States, scale: float | None, causal: bool) -> torch.Tensor:
         scores = query[number] @ key[number // shared].T * factor
         if causal:
             scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), float("-inf"))
+        if window is not None:
+            places = torch.arange(len(scores))
+            scores = scores.masked_fill((places[:, None] - places[None, :]).abs() >= window, float("-inf"))
         heads.append(scores.softmax(-1) @ value[number // shared])
     return torch.stack(heads, dim=1).float()
 
 
 @thorough
-@given(lengths_of_batches, st.sampled_from(HEADS), st.sampled_from([None, 0.3, 1.0]), st.booleans(), st.integers(0, 2**16))
-def test_reference_is_attention_alone(lengths: list[int], heads: tuple[int, int], scale: float | None, causal: bool, seed: int) -> None:
+@given(lengths_of_batches, st.sampled_from(HEADS), st.sampled_from([None, 0.3, 1.0]), st.booleans(), windows, st.integers(0, 2**16))
+def test_reference_is_attention_alone(
+    lengths: list[int], heads: tuple[int, int], scale: float | None, causal: bool, window: int | None, seed: int
+) -> None:
     query, key, value = random_states(sum(lengths), heads, seed)
     ends = boundaries(lengths)
-    out = varlen_reference(query, key, value, ends, scale, causal)
+    out = varlen_reference(query, key, value, ends, scale, causal, window)
     assert out.shape == (1, sum(lengths), heads[0], DIM)
     parts = [
-        by_hand((query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]), scale, causal)
+        by_hand((query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]), scale, causal, window)
         for start, end in pairwise(ends.tolist())
     ]
     torch.testing.assert_close(out[0], torch.cat(parts), atol=1e-5, rtol=0)
 
 
 @thorough
-@given(lengths_of_batches, st.sampled_from(HEADS), st.booleans(), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_without_a_gpu_the_reference_serves(lengths: list[int], heads: tuple[int, int], causal: bool, dtype: torch.dtype) -> None:
+@given(lengths_of_batches, st.sampled_from(HEADS), st.booleans(), windows, st.sampled_from([torch.float32, torch.bfloat16]))
+def test_without_a_gpu_the_reference_serves(
+    lengths: list[int], heads: tuple[int, int], causal: bool, window: int | None, dtype: torch.dtype
+) -> None:
     query, key, value = (tensor.to(dtype) for tensor in random_states(sum(lengths), heads, 1))
     ends = boundaries(lengths)
-    out = varlen_attention(query, key, value, ends, max(lengths), 0.3, causal)
+    out = varlen_attention(query, key, value, ends, max(lengths), 0.3, causal, window)
     assert out.dtype == dtype
-    assert torch.equal(out, varlen_reference(query, key, value, ends, 0.3, causal))
+    assert torch.equal(out, varlen_reference(query, key, value, ends, 0.3, causal, window))
 
 
 def test_causal_tokens_see_no_later_ones() -> None:
@@ -93,13 +101,14 @@ def test_causal_tokens_see_no_later_ones() -> None:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2)], ids=["heads", "grouped"])
 @pytest.mark.parametrize("scale", [None, 0.25], ids=["default", "scaled"])
+@pytest.mark.parametrize("window", [None, 20], ids=["whole", "window"])
 @pytest.mark.parametrize("lengths", [[1], [7, 130, 1, 64, 512], [33] * 40], ids=["one", "mixed", "many"])
-def test_kernel_is_the_reference(lengths: list[int], scale: float | None, heads: tuple[int, int], causal: bool) -> None:
+def test_kernel_is_the_reference(lengths: list[int], window: int | None, scale: float | None, heads: tuple[int, int], causal: bool) -> None:
     states = random_states(sum(lengths), heads, seed=len(lengths), dim=64)
     query, key, value = (tensor.to(device="cuda", dtype=torch.bfloat16) for tensor in states)
     ends = boundaries(lengths).cuda()
-    ours = varlen_attention(query, key, value, ends, max(lengths), scale, causal)
-    theirs = varlen_reference(query, key, value, ends, scale, causal)
+    ours = varlen_attention(query, key, value, ends, max(lengths), scale, causal, window)
+    theirs = varlen_reference(query, key, value, ends, scale, causal, window)
     assert ours.shape == theirs.shape == (1, sum(lengths), heads[0], 64)
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours.float(), theirs.float(), atol=2e-2, rtol=2e-2)

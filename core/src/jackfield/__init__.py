@@ -36,9 +36,10 @@ from jackfield.errors import (
     UnsupportedOperation,
 )
 from jackfield.hookspecs import PLUGIN_API, Stream, Submit, hookimpl, stageimpl
+from jackfield.inputs import InputRequest, input_prompts
 from jackfield.outputs import Delta, FloatArray, PoolingOutputs, Vector, Vectors
 from jackfield.params import PoolingParams, SamplingParams
-from jackfield.prompts import ChatPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
+from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
 from jackfield.schema import ChatMessage, ContentPart, ErrorBody, ErrorDetail, Request, TokenId, Usage, template_messages
 from jackfield.settings import EndpointSettings
 
@@ -68,6 +69,7 @@ __all__ = [
     "ErrorDetail",
     "FloatArray",
     "HeaderTooLarge",
+    "InputRequest",
     "InternalError",
     "InvalidBody",
     "JackfieldError",
@@ -81,6 +83,7 @@ __all__ = [
     "NotFound",
     "NotSupported",
     "Overloaded",
+    "PairPrompt",
     "PluginError",
     "PoolingOutputs",
     "PoolingParams",
@@ -106,6 +109,7 @@ __all__ = [
     "Vector",
     "Vectors",
     "hookimpl",
+    "input_prompts",
     "stageimpl",
     "template_messages",
 ]

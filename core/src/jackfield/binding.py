@@ -74,7 +74,7 @@ def bind_models(route: BoundRoute, loaded: LoadedEndpoint, bound: Mapping[str, B
             if fits and model_id in named:
                 route.models[name] = (model, operation)
             elif not fits:
-                route.others[name] = model.model.card.operations
+                route.others[name] = model.model.card
     first = next((model for model in named if model in route.models), None)
     if first is not None:
         route.models[""] = route.models[first]

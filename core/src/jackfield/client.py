@@ -56,6 +56,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     dimensions: allowed sizes of a shortened vector; empty means any up to embedding_size if matryoshka, else none.
     prompts: the model's instructions by name; default_prompt is put before every text, as sentence-transformers does.
     exclude_prompt: the instruction's tokens stay out of the vector. lowercase: texts are lower-cased before the tokenizer.
+    labels: the names of a classifier's classes by number, None for one that its files do not name. activation, score_activation: what
+    makes probabilities of logits for classify and for score: "softmax", "sigmoid", "none", or a module of torch.nn.modules by its path.
     dtype, device, execution: None until the model is loaded. execution: how batches run, "packed" (end to end, no padding), "buckets" (of
     equal length), "other" (a plugin's engine).
     """
@@ -74,7 +76,9 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     default_prompt: str | None = None
     exclude_prompt: bool = False
     lowercase: bool = False
-    labels: tuple[str, ...] = ()
+    labels: tuple[str | None, ...] = ()
+    activation: str = "none"
+    score_activation: str = "none"
     dtype: str | None = None
     device: str | None = None
     execution: Execution | None = None
@@ -86,7 +90,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
 
     id is the engine's own and unique. token_ids: one buffer of native int32 a prompt, validated against the model: an eighth of the
     memory of Python lists while they queue, and read in one go where they are computed. prefix_lengths: leading tokens of each prompt
-    that are the model's instruction. deadline: when the answer is worth nothing any more. Smaller priority runs sooner.
+    that are the model's instruction. segments: leading tokens of each prompt that are a pair's first part; 0 for no pair. deadline: when
+    the answer is worth nothing any more. Smaller priority runs sooner.
     """
 
     id: int
@@ -94,6 +99,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     token_ids: list[bytes]
     params: PoolingParams | SamplingParams
     prefix_lengths: list[int] | None = None
+    segments: list[int] | None = None
     priority: int = 0
     deadline: float | None = None
 

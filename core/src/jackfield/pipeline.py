@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from jackfield.admission import Admission, Ticket
-from jackfield.client import EngineClient, EngineRequest
+from jackfield.client import EngineClient, EngineRequest, ModelCard
 from jackfield.context import Context, Model
 from jackfield.encoding import BodyDecoder, check_finite, encode_response, num_numbers
 from jackfield.endpoint import Endpoint, Route
@@ -78,7 +78,7 @@ class BoundRoute(Struct, frozen=True, kw_only=True):
     stages: Stages
     id_prefix: str
     models: dict[str, tuple[BoundModel, str | None]]
-    others: dict[str, tuple[str, ...]]
+    others: dict[str, ModelCard]
     submit: Submit
     stream: Stream
 
@@ -88,11 +88,7 @@ class BoundRoute(Struct, frozen=True, kw_only=True):
         if found is not None:
             return found
         if name in self.others:
-            can = ", ".join(self.others[name]) or "nothing that this server serves"
-            raise UnsupportedOperation(
-                f"Model `{name}` cannot {' or '.join(self.endpoint.operations)}, which {self.route.paths[0]} needs; it can: {can}.",
-                param="model",
-            )
+            raise UnsupportedOperation(_cannot(name, self), param="model")
         raise ModelNotFound(model=name or "(default)", known=sorted({bound.model.id for bound, _ in self.models.values()}))
 
 
@@ -231,12 +227,14 @@ class Pipeline:
         params = _complete(params, ctx)
         self.admission.charge(call.ticket, ctx.num_prompt_tokens)
         prefixes = [prompt.prefix_length for prompt in ctx.prompts]
+        segments = [prompt.segment for prompt in ctx.prompts]
         return EngineRequest(
             id=next(_engine_ids),
             model=ctx.model.id,
             token_ids=[pack_ids(prompt.token_ids) for prompt in ctx.prompts],
             params=params,
             prefix_lengths=prefixes if any(prefixes) else None,
+            segments=segments if any(segments) else None,
             priority=ctx.request.priority or 0,
             deadline=ctx.deadline,
         )
@@ -263,6 +261,16 @@ class Pipeline:
         self.watchdog.run(call.ctx.endpoint.name, "request_finished", call.bound.stages.request_finished, call.ctx, error)
         if self._observe is not None:
             self._observe(call.ctx, error)
+
+
+def _cannot(name: str, bound: BoundRoute) -> str:
+    """Why a route does not serve a model."""
+    card, wanted = bound.others[name], bound.route.operations or bound.endpoint.operations
+    can = ", ".join(card.operations) or "nothing that this server serves"
+    text = f"Model `{name}` cannot {' or '.join(wanted)}, which {bound.route.paths[0]} needs; it can: {can}."
+    if "score" in wanted and len(card.labels) > 1:
+        text += f" It has {len(card.labels)} labels, and a score takes a model of one."
+    return text
 
 
 def _build(call: Call) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-__all__ = ["ChatPrompt", "Prompt", "TextPrompt", "TokenizedPrompt", "TokensPrompt", "TruncationSide"]
+__all__ = ["ChatPrompt", "PairPrompt", "Prompt", "TextPrompt", "TokenizedPrompt", "TokensPrompt", "TruncationSide"]
 
 TruncationSide = Literal["left", "right"]
 
@@ -44,6 +44,19 @@ class TextPrompt(Prompt, frozen=True, kw_only=True):
     add_special_tokens: bool = True
 
 
+class PairPrompt(Prompt, frozen=True, kw_only=True):
+    """Two texts that a model reads as one prompt, a query and a document say, joined as its tokenizer joins them.
+
+    truncate cuts the second text only, so the first is always whole. max_second_tokens: the second text's own bound, before that.
+    first_param: the field of the first text, where `param` is that of the second.
+    """
+
+    text: str
+    second: str
+    first_param: str | None = None
+    max_second_tokens: int | None = None
+
+
 class TokensPrompt(Prompt, frozen=True, kw_only=True):
     """Token ids, used as they are: no special token is added."""
 
@@ -67,12 +80,15 @@ class ChatPrompt(Prompt, frozen=True, kw_only=True):
 class TokenizedPrompt(Struct, frozen=True, kw_only=True):
     """A prompt after the tokenizer.
 
-    prefix_length: how many leading tokens are the model's instruction (0 when it counts like the rest).
+    prefix_length: how many leading tokens are the model's instruction (0 when it counts like the rest). segment: how many are the first
+    part of a pair (0 for no pair). num_cut: tokens that truncation has left out.
     text, token_strs: filled where the prompt asked for them.
     """
 
     token_ids: list[int]
     prefix_length: int = 0
+    segment: int = 0
+    num_cut: int = 0
     text: str | None = None
     token_strs: list[str] | None = None
     param: str | None = None

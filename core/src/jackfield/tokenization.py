@@ -27,7 +27,8 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from jackfield.client import ModelCard
 from jackfield.errors import BadRequest, ModelError, TokenOutOfVocabulary
-from jackfield.prompts import ChatPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
+from jackfield.pairing import PairFrame, pair_frame
+from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,6 +103,9 @@ class ModelTokenizer:
         self._local.tokenizer = base
         self.vocab_size = base.get_vocab_size(with_added_tokens=True)
         self._head, self._tail = _special_tokens(card, base)
+        self._pair_frame = pair_frame(base)
+        # Without this name transformers hands the model no types, and every token is of the first.
+        self._has_segments = "token_type_ids" in source.model_input_names
         self._left = source.truncation_side == "left"
         self._special_ids = frozenset(source.all_special_ids)
         self._prefix_lengths: dict[str, int] = {}
@@ -113,17 +117,25 @@ class ModelTokenizer:
         Raises: BadRequest naming the prompt's field, for text that is no text, an id outside the vocabulary, a template's refusal.
         """
         texts: list[tuple[int, str, bool]] = []
+        pairs: list[tuple[int, PairPrompt]] = []
         results: list[TokenizedPrompt | None] = [None] * len(prompts)
         for position, prompt in enumerate(prompts):
             if isinstance(prompt, TextPrompt):
                 texts.append((position, prompt.prefix + prompt.text, prompt.add_special_tokens))
             elif isinstance(prompt, ChatPrompt):
                 texts.append((position, self._render(prompt), prompt.add_special_tokens))
+            elif isinstance(prompt, PairPrompt):
+                pairs.append((position, prompt))
             elif isinstance(prompt, TokensPrompt):
                 self._check_ids(prompt)
-                results[position] = self._result(prompt, _cut(prompt.token_ids, [], [], self._limit(prompt), self._is_left(prompt)))
+                kept = _cut(prompt.token_ids, [], [], self._limit(prompt), self._is_left(prompt))
+                results[position] = self._result(prompt, kept, len(prompt.token_ids) - len(kept))
             else:
-                raise TypeError(f"preprocess returned {type(prompt).__name__}; TextPrompt, TokensPrompt or ChatPrompt is expected")
+                raise TypeError(
+                    f"preprocess returned {type(prompt).__name__}; TextPrompt, PairPrompt, TokensPrompt or ChatPrompt is expected"
+                )
+        for (position, _), result in zip(pairs, self._pairs([prompt for _, prompt in pairs]), strict=True):
+            results[position] = result
         for special in (True, False):
             chosen = [(position, text) for position, text, wanted in texts if wanted is special]
             if not chosen:
@@ -132,7 +144,8 @@ class ModelTokenizer:
             encoded = self._encode([text for _, text in chosen], special, [prompts[position].param for position, _ in chosen])
             for (position, _), ids in zip(chosen, encoded, strict=True):
                 prompt = prompts[position]
-                results[position] = self._result(prompt, _cut(ids, head, tail, self._limit(prompt), self._is_left(prompt)))
+                kept = _cut(ids, head, tail, self._limit(prompt), self._is_left(prompt))
+                results[position] = self._result(prompt, kept, len(ids) - len(kept))
         return [result for result in results if result is not None]
 
     @property
@@ -153,7 +166,35 @@ class ModelTokenizer:
                     raise BadRequest("The text holds half of a surrogate pair, which is no Unicode text.", param=param) from None
             raise
 
-    def _result(self, prompt: Prompt, ids: list[int]) -> TokenizedPrompt:
+    def _pairs(self, prompts: list[PairPrompt]) -> list[TokenizedPrompt]:
+        """Each text is encoded once, however many pairs it is in."""
+        if not prompts:
+            return []
+        frame = self._pair_frame
+        if frame is None:
+            raise BadRequest(f"The tokenizer of model `{self.card.id}` has no plain form for pairs of texts, so it takes none.")
+        params: dict[str, str | None] = {}
+        for prompt in prompts:
+            params.setdefault(prompt.text, prompt.first_param or prompt.param)
+            params.setdefault(prompt.second, prompt.param)
+        ids = dict(zip(params, self._encode(list(params), False, list(params.values())), strict=True))
+        return [self._pair(frame, prompt, ids[prompt.text], ids[prompt.second]) for prompt in prompts]
+
+    def _pair(self, frame: PairFrame, prompt: PairPrompt, first: list[int], second: list[int]) -> TokenizedPrompt:
+        limit = self._limit(prompt)
+        room = len(second) if limit is None else limit - frame.size - len(first)
+        if room < 0:
+            raise BadRequest(
+                f"The first text of the pair has {len(first)} tokens, which with {frame.size} special ones is over the limit of {limit}; "
+                "only the second text is cut.",
+                param=prompt.first_param or prompt.param,
+            )
+        if prompt.max_second_tokens is not None:
+            room = min(room, prompt.max_second_tokens)
+        kept = second[max(len(second) - room, 0) :] if self._is_left(prompt) else second[:room]
+        return self._result(prompt, frame.join(first, kept), len(second) - len(kept), frame.segment(first) if self._has_segments else 0)
+
+    def _result(self, prompt: Prompt, ids: list[int], num_cut: int, segment: int = 0) -> TokenizedPrompt:
         if prompt.max_tokens is not None and len(ids) > prompt.max_tokens:
             raise BadRequest(
                 f"The text has {len(ids)} tokens, over the request's own max_tokens of {prompt.max_tokens}.", param=prompt.param
@@ -162,6 +203,8 @@ class ModelTokenizer:
         return TokenizedPrompt(
             token_ids=ids,
             prefix_length=self._prefix_length(prefix) if prefix and self.card.exclude_prompt else 0,
+            segment=segment,
+            num_cut=num_cut,
             text=self._tokenizer.decode(ids, skip_special_tokens=False) if prompt.with_text else None,
             token_strs=[self._tokenizer.id_to_token(i) or "" for i in ids] if prompt.with_token_strs else None,
             param=prompt.param,
@@ -317,6 +360,8 @@ def _is_little(prompts: Sequence[Prompt]) -> bool:
     for prompt in prompts:
         if isinstance(prompt, TextPrompt):
             chars += len(prompt.text) + len(prompt.prefix)
+        elif isinstance(prompt, PairPrompt):
+            chars += len(prompt.text) + len(prompt.second)
         elif isinstance(prompt, TokensPrompt):
             ids += len(prompt.token_ids)
         else:

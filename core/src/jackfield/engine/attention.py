@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,40 +21,60 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from jackfield.engine.layout import Layout, Region, plan_blocks, plan_end_to_end
 from jackfield.engine.varlen import varlen_attention
 
-__all__ = ["PACKED", "PackedBatch", "attend", "calls_so_far", "is_packed", "packed_batch"]
+__all__ = ["PACKED", "PackedBatch", "Reach", "attend", "calls_so_far", "is_packed", "packed_batch"]
 
 PACKED = "jackfield_packed"
 
 
+# A sequence that is alone in its step, and attends through a window, is computed in pieces of so many queries.
+WINDOW_CHUNK = 512
+
+
+class Reach(NamedTuple):
+    """Which tokens of its sequence a token sees: those before it only (causal), and those nearer than `window` only, itself included."""
+
+    causal: bool
+    window: int | None = None
+
+
+EVERYTHING = Reach(causal=False)
+
+
 class PackedBatch:
-    """One forward pass: its layout and, on a CPU, the masks of its blocks.
+    """One forward pass: its layout and, on a CPU, the masks of its blocks, made when a layer asks for them.
 
     rows: index of every token in the row, sequence by sequence: what gathers the hidden states. alone: tokens of the batch's only
     sequence, which begins its row; 0 where there are several.
     """
 
-    __slots__ = ("alone", "causal", "cu_seqlens", "layout", "masks", "max_length", "rows")
+    __slots__ = ("_dtype", "_masks", "_owners", "alone", "cu_seqlens", "layout", "max_length", "rows")
 
-    def __init__(self, lengths: list[int], device: torch.device, dtype: torch.dtype, *, causal: bool) -> None:
-        self.causal = causal
+    def __init__(self, lengths: list[int], device: torch.device, dtype: torch.dtype) -> None:
         self.max_length = max(lengths)
         self.alone = lengths[0] if len(lengths) == 1 else 0
         self.cu_seqlens: torch.Tensor | None = None
-        self.masks: list[tuple[Region, torch.Tensor | None]] = []
+        self._dtype = dtype
+        self._owners: torch.Tensor | None = None
+        self._masks: dict[tuple[int, Reach], torch.Tensor | None] = {}
         if device.type == "cpu":
             self.layout = plan_blocks(lengths)
-            self.masks = self._masks(dtype)
         else:
             self.layout = plan_end_to_end(lengths)
             ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
             self.cu_seqlens = ends.to(device, non_blocking=True)
         self.rows = torch.cat([torch.arange(s, s + n) for s, n in zip(self.layout.starts, lengths, strict=True)])
 
-    def _masks(self, dtype: torch.dtype) -> list[tuple[Region, torch.Tensor | None]]:
-        if self.alone and not self.causal:
-            return [(self.layout.regions[0], None)]  # its padding is cut from the keys
-        owners = _owners(self.layout)
-        return [(region, _mask(owners[region.start : region.end], region, dtype, self.causal)) for region in self.layout.regions]
+    def mask(self, number: int, reach: Reach) -> torch.Tensor | None:
+        """Of the blocks of a region: `[count, 1, size, size]` to be added to the scores, or None where every token sees its whole block."""
+        region = self.layout.regions[number]
+        if reach.window is not None and reach.window >= region.size:
+            reach = Reach(reach.causal)
+        key = (number, reach)
+        if key not in self._masks:
+            if self._owners is None:
+                self._owners = _owners(self.layout)
+            self._masks[key] = _mask(self._owners[region.start : region.end], region, self._dtype, reach)
+        return self._masks[key]
 
 
 _current: ContextVar[PackedBatch] = ContextVar("jackfield_packed_batch")
@@ -88,15 +109,21 @@ def _owners(layout: Layout) -> torch.Tensor:
     return owners
 
 
-def _mask(owners: torch.Tensor, region: Region, dtype: torch.dtype, causal: bool) -> torch.Tensor | None:
-    """`[count, 1, size, size]` to be added to the scores, or None where every block is one whole sequence."""
+def _mask(owners: torch.Tensor, region: Region, dtype: torch.dtype, reach: Reach) -> torch.Tensor | None:
     owners = owners.view(region.count, region.size)
-    if not causal and bool((owners == owners[:, :1]).all()):
+    if reach == EVERYTHING and bool((owners == owners[:, :1]).all()):
         return None
     together = owners[:, :, None] == owners[:, None, :]
-    if causal:
-        together &= torch.ones(region.size, region.size, dtype=torch.bool).tril()
+    places = torch.arange(region.size)
+    together &= _seen(places, places, reach)
     return torch.zeros(together.shape, dtype=dtype).masked_fill_(~together, float("-inf")).unsqueeze(1)
+
+
+def _seen(queries: torch.Tensor, keys: torch.Tensor, reach: Reach) -> torch.Tensor:
+    """`[queries, keys]`: what each place of a sequence sees of others. A token always sees itself, so no row is empty."""
+    distance = queries[:, None] - keys[None, :]
+    seen = distance >= 0 if reach.causal else torch.ones_like(distance, dtype=torch.bool)
+    return seen if reach.window is None else seen & (distance.abs() < reach.window)
 
 
 def _attend(
@@ -107,33 +134,53 @@ def _attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention signature."""
-    return attend(query, key, value, scaling), None
+    return attend(query, key, value, scaling, Reach(bool(getattr(module, "is_causal", False)), sliding_window)), None
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, reach: Reach = EVERYTHING) -> torch.Tensor:
     """Attention of the packed batch: query `[1, heads, T, dim]` to output `[1, T, heads, dim]`."""
     global _calls
     _calls += 1
     batch = _current.get()
     if batch.cu_seqlens is not None:
-        return varlen_attention(query, key, value, batch.cu_seqlens, batch.max_length, scaling, batch.causal)
-    if batch.alone and not batch.causal:
-        key, value = key[:, :, : batch.alone], value[:, :, : batch.alone]
-    parts = [_attend_blocks(query, key, value, region, mask, scaling) for region, mask in batch.masks]
+        return varlen_attention(query, key, value, batch.cu_seqlens, batch.max_length, scaling, reach.causal, reach.window)
+    if batch.alone:
+        return _attend_alone(query, key, value, scaling, reach, batch.alone)
+    regions = batch.layout.regions
+    parts = [_attend_blocks(query, key, value, region, batch.mask(number, reach), scaling) for number, region in enumerate(regions)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
+
+
+def _attend_alone(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, reach: Reach, length: int
+) -> torch.Tensor:
+    """A sequence without neighbours needs no mask but that of a window. Its padding, at the end of the row, is cut from the keys."""
+    key, value = key[:, :, :length], value[:, :, :length]
+    attend_to = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+    if reach.window is None or reach.window >= length:
+        return attend_to(query, key, value, is_causal=reach.causal).transpose(1, 2)
+    total = query.shape[2]
+    parts: list[torch.Tensor] = []
+    for start in range(0, total, WINDOW_CHUNK):
+        end = min(start + WINDOW_CHUNK, total)
+        # Padded queries lie behind the last key; they see it, so that no row of the mask is empty.
+        first = max(min(start, length) - reach.window + 1, 0)
+        last = min(end if reach.causal else end + reach.window - 1, length)
+        seen = _seen(torch.arange(start, end).clamp(max=length - 1), torch.arange(first, last), reach)
+        mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill_(~seen, float("-inf"))
+        keys, values = key[:, :, first:last], value[:, :, first:last]
+        parts.append(attend_to(query[:, :, start:end], keys, values, attn_mask=mask))
+    return torch.cat(parts, dim=2).transpose(1, 2)
 
 
 def _attend_blocks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, region: Region, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
     """The blocks of one region: `[count * size, heads, dim]`, nothing copied on the way in or out."""
-
-    if region.count == 1 and region.size == query.shape[2]:
-        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
-        return out[0].transpose(0, 1)
 
     def blocks(states: torch.Tensor) -> torch.Tensor:
         rows = states[0].transpose(0, 1)[region.start : region.end]

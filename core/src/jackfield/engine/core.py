@@ -19,7 +19,7 @@ import torch
 from jackfield.client import EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.engine.cpu import usable_cpus
 from jackfield.engine.loader import load_model
-from jackfield.engine.pooler import SequenceResult
+from jackfield.engine.poolers import SequenceResult
 from jackfield.engine.runner import ModelRunner
 from jackfield.engine.scheduler import Group, Scheduler, Sequence, Step
 from jackfield.errors import DeadlineExceeded, EngineUnavailable, InternalError, NonFiniteOutput, ServingError, StepFailed

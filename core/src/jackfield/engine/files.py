@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from jackfield.client import ModelCard, ModelSpec
+from jackfield.engine.classes import ClassFiles, read_classes
 from jackfield.errors import ModelError
 
 __all__ = ["POOLING_MODES", "DenseFiles", "ModelFiles", "read_model_files"]
@@ -54,7 +55,7 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     """All that the loader needs to know beside the card.
 
     transformer: the folder of config.json and weights. pooling: modes, concatenated in order. num_positions: rows of a learned position
-    table that a sequence can use, or None. position_offset: the id of a sequence's first position.
+    table that a sequence can use, or None. position_offset: the id of a sequence's first position. classes: of a classifier's head.
     """
 
     card: ModelCard
@@ -62,7 +63,7 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     transformer: str
     pooling: tuple[str, ...]
     dense: tuple[DenseFiles, ...] = ()
-    causal: bool = False
+    classes: ClassFiles | None = None
     position_offset: int = 0
 
 
@@ -80,8 +81,8 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
     _refuse_remote_code(spec, config, _json(spec, transformer / "tokenizer_config.json") or {})
     text_config = config.get("text_config", config)
     architecture = (config.get("architectures") or [""])[0]
-    causal = architecture.endswith(_CAUSAL)
-    modes, include_prompt, notes = _pooling(spec, folder, modules, causal)
+    classes = None if "Pooling" in modules else read_classes(spec, config, architecture)
+    modes, include_prompt, notes = _pooling(spec, folder, modules, architecture.endswith(_CAUSAL), heads=classes is not None)
     dense = tuple(_dense(spec, folder, name) for key, name in modules.items() if key.startswith("Dense"))
     hidden = int(text_config.get("hidden_size") or text_config.get("dim") or text_config.get("n_embd") or 0)
     embedding_size = dense[-1].out_features if dense else hidden * len(modes)
@@ -92,10 +93,13 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
         id=spec.id,
         path=str(transformer),
         architecture=architecture or str(config.get("model_type", "unknown")),
-        operations=_operations(architecture, "Pooling" in modules),
+        operations=_operations(architecture, "Pooling" in modules, classes),
         max_length=max_length,
         vocab_size=int(text_config.get("vocab_size", 0)),
-        embedding_size=embedding_size,
+        embedding_size=embedding_size if classes is None else None,
+        labels=classes.labels if classes else (),
+        activation=classes.activation if classes else "none",
+        score_activation=classes.score_activation if classes else "none",
         matryoshka=matryoshka,
         dimensions=dimensions,
         normalize="Pooling" not in modules or "Normalize" in modules,
@@ -111,7 +115,7 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
         transformer=str(transformer),
         pooling=modes,
         dense=dense,
-        causal=causal,
+        classes=classes,
         position_offset=_position_offset(text_config),
     )
 
@@ -159,8 +163,10 @@ def _modules(spec: ModelSpec, folder: Path) -> dict[str, str]:
     return found
 
 
-def _pooling(spec: ModelSpec, folder: Path, modules: dict[str, str], causal: bool) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
-    """Modes, whether the instruction's tokens count, and what to say in the log."""
+def _pooling(
+    spec: ModelSpec, folder: Path, modules: dict[str, str], causal: bool, *, heads: bool
+) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
+    """Modes, whether the instruction's tokens count, and what to say in the log. heads: a classifier's, which makes no vectors."""
     if spec.pooling:
         modes = tuple(spec.pooling.split("+"))
         unknown = [mode for mode in modes if mode not in POOLING_MODES]
@@ -169,6 +175,8 @@ def _pooling(spec: ModelSpec, folder: Path, modules: dict[str, str], causal: boo
                 f"model {spec.id!r}: pooling {spec.pooling!r} is not known; one of {', '.join(POOLING_MODES)}, or several with +"
             )
         return modes, True, (f"pooling {spec.pooling} by configuration",)
+    if heads:
+        return ("mean",), True, ()
     if "Pooling" not in modules:
         mode = "lasttoken" if causal else "mean"
         return (mode,), True, (f"the files name no pooling: {mode} taken, as sentence-transformers would (set `pooling` to change it)",)
@@ -247,6 +255,8 @@ def _matryoshka(spec: ModelSpec, config: dict[str, Any]) -> tuple[bool, tuple[in
     return bool(config.get("is_matryoshka") or sizes), tuple(int(size) for size in sizes)
 
 
-def _operations(architecture: str, has_pooling: bool) -> tuple[str, ...]:
+def _operations(architecture: str, has_pooling: bool, classes: ClassFiles | None) -> tuple[str, ...]:
+    if classes is not None:
+        return (*classes.operations, "hidden_states")
     embeds = has_pooling or not architecture or architecture.endswith(_BASE_HEADS) or architecture.endswith(_CAUSAL)
     return ("embed", "token_embed", "hidden_states") if embeds else ()

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib
 import inspect
+import itertools
 import logging
 import sys
 from pathlib import Path
@@ -16,18 +17,21 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 from transformers.utils import logging as transformers_logging
 
-from jackfield.client import ModelCard, ModelSpec
+from jackfield.client import Execution, ModelCard, ModelSpec
 from jackfield.engine.attention import PACKED, calls_so_far
 from jackfield.engine.cpu import has_fast_bfloat16
 from jackfield.engine.files import DenseFiles, ModelFiles, read_model_files
 from jackfield.engine.layers import replace_layers
 from jackfield.engine.linear import replace_linears
-from jackfield.engine.pooler import Dense, Pooler
+from jackfield.engine.poolers import Pooler, Span
+from jackfield.engine.poolers.labels import ROWS, Head, LabelPooler, detach_head
+from jackfield.engine.poolers.vectors import Dense, VectorPooler
 from jackfield.engine.runner import ModelRunner
 from jackfield.errors import ModelError
+from jackfield.params import PoolingParams
 
 __all__ = ["load_model"]
 
@@ -38,6 +42,7 @@ TRIAL_LENGTHS = (1, 3, 3, 5, 8, 40)
 # Packed against alone: the relative difference that is still rounding in float32, and the cosine in half precision.
 FLOAT32_TOLERANCE = 1e-4
 HALF_COSINE = 0.999
+_ACTIVATIONS = {"none": torch.nn.Identity(), "sigmoid": torch.nn.Sigmoid(), "softmax": torch.nn.Softmax(dim=-1)}
 
 
 def load_model(spec: ModelSpec) -> ModelRunner:
@@ -49,28 +54,72 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     transformers_logging.disable_progress_bar()
     files = read_model_files(spec)
     device = _device(spec)
-    model = _load_weights(spec, files, device)
-    dtype = next(model.parameters()).dtype
-    dense = [_load_dense(spec, entry, device) for entry in files.dense]
-    pooler = Pooler(files.pooling, dense, normalize=files.card.normalize, exclude_prompt=files.card.exclude_prompt)
-    names = inspect.signature(model.forward).parameters
-    forward_args: dict[str, Any] = {"use_cache": False} if "use_cache" in names else {}
-    card = msgspec.structs.replace(files.card, dtype=str(dtype).removeprefix("torch."), device=str(device))
-    runner = _runner(card, model, pooler, files, forward_args, packed=False)
-    trial = _trial(runner)
+    whole = _load_weights(spec, files, device)
+    trial = _trial(files.card)
+    logits = _logits(whole, trial) if files.classes else []
+    model, head = detach_head(whole) if files.classes else (whole, None)
+    poolers = _vector_poolers(spec, files, device)
+    runner = _runner(files, model, poolers, packed=False)
     alone = _alone(runner, trial)
-    why = _why_not_packed(model, names)
+    why = _why_not_packed(model)
     if not why:
         _speed_up(model)
-        runner = _runner(card, model, pooler, files, forward_args, packed=True)
+        runner = _runner(files, model, poolers, packed=True)
         why = _check(runner, trial, alone)
     if why:
         log.info("model %s: runs in length buckets: %s", spec.id, why)
-        runner = _runner(card, model, pooler, files, forward_args, packed=False)
+        runner = _runner(files, model, poolers, packed=False)
         problem = _check(runner, trial, alone)
         if problem:
             raise ModelError(f"model {spec.id!r}: results depend on the batch even in length buckets: {problem}")
+    if head is not None:
+        pooler = _label_pooler(spec, files, head, runner.hidden(trial), trial, logits)
+        poolers |= dict.fromkeys(pooler.outputs, pooler)
     return runner
+
+
+def _vector_poolers(spec: ModelSpec, files: ModelFiles, device: torch.device) -> dict[str, Pooler]:
+    dense = [_load_dense(spec, entry, device) for entry in files.dense]
+    pooler = VectorPooler(files.pooling, dense, normalize=files.card.normalize, exclude_prompt=files.card.exclude_prompt)
+    return dict.fromkeys(pooler.outputs, pooler)
+
+
+@torch.inference_mode()
+def _label_pooler(
+    spec: ModelSpec, files: ModelFiles, head: Head, hidden: torch.Tensor, trial: list[bytes], logits: list[torch.Tensor]
+) -> LabelPooler:
+    """The pooler of a head, which reads whatever rows give the whole model's logits again. Raises: ModelError when none do."""
+    assert files.classes is not None
+    count = logits[0].shape[-1]
+    if count != len(files.classes.labels):
+        raise ModelError(f"model {spec.id!r}: its head has {count} classes, and its config.json names {len(files.classes.labels)}")
+    activations = {name: _activation(spec, getattr(files.classes, name)) for name in ("activation", "score_activation")}
+    ends = list(itertools.accumulate(len(ids) // 4 for ids in trial))
+    spans = [Span(end - len(ids) // 4, len(ids) // 4, 0, PoolingParams()) for ids, end in zip(trial, ends, strict=True)]
+    right = torch.cat([one.reshape(-1, count) for one in logits])
+    worst: list[str] = []
+    for rows in (None,) if files.classes.per_token else ROWS:
+        pooler = LabelPooler(head, rows, **activations)
+        got = torch.cat([one.reshape(-1, count) for one in pooler.logits(hidden, spans)])
+        difference = _difference(got, right, half=hidden.dtype != torch.float32)
+        if not difference:
+            return pooler
+        worst.append(difference)
+    raise ModelError(f"model {spec.id!r}: its head reads its states in a way that this server does not run: {worst[0]}")
+
+
+def _activation(spec: ModelSpec, name: str) -> torch.nn.Module:
+    """By the name that `classes.py` gives it."""
+    if name in _ACTIVATIONS:
+        return _ACTIVATIONS[name]
+    module, _, kind = name.rpartition(".")
+    try:
+        activation = getattr(importlib.import_module(module), kind)()
+        if not isinstance(activation, torch.nn.Module):
+            raise TypeError(f"{name} is no torch module")
+    except Exception as error:  # a path out of a model's files
+        raise ModelError(f"model {spec.id!r}: its activation {name!r} cannot be made: {error}") from error
+    return activation
 
 
 def _speed_up(model: torch.nn.Module) -> None:
@@ -93,18 +142,20 @@ def _trim() -> None:
         trim(0)
 
 
-def _runner(
-    card: ModelCard, model: torch.nn.Module, pooler: Pooler, files: ModelFiles, forward_args: dict[str, Any], *, packed: bool
-) -> ModelRunner:
+def _runner(files: ModelFiles, model: torch.nn.Module, poolers: dict[str, Pooler], *, packed: bool) -> ModelRunner:
     _set_attention(model, PACKED if packed else "sdpa")
+    names = inspect.signature(model.forward).parameters
+    parameter = next(model.parameters())
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    execution: Execution = "packed" if packed else "buckets"
     return ModelRunner(
-        msgspec.structs.replace(card, execution="packed" if packed else "buckets"),
+        msgspec.structs.replace(files.card, dtype=dtype, device=str(parameter.device), execution=execution),
         model,
-        pooler,
+        poolers,
         packed=packed,
-        causal=files.causal,
         position_offset=files.position_offset,
-        forward_args=forward_args,
+        has_segments="token_type_ids" in names and int(files.config.get("type_vocab_size") or 0) > 1,
+        forward_args={"use_cache": False} if "use_cache" in names else {},
     )
 
 
@@ -123,8 +174,9 @@ def _device(spec: ModelSpec) -> torch.device:
 def _load_weights(spec: ModelSpec, files: ModelFiles, device: torch.device) -> torch.nn.Module:
     folder = files.transformer
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        model, info = AutoModel.from_pretrained(
+        named = {"num_labels": len(files.classes.labels)} if files.classes else {}
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **named)
+        model, info = _auto_class(files).from_pretrained(
             folder,
             config=config,
             dtype="auto" if spec.dtype == "auto" else getattr(torch, spec.dtype),
@@ -135,12 +187,12 @@ def _load_weights(spec: ModelSpec, files: ModelFiles, device: torch.device) -> t
     except Exception as error:  # transformers raises anything here: OSError, ValueError, KeyError, safetensors' own
         raise ModelError(f"model {spec.id!r}: {folder} cannot be loaded: {str(error).strip() or repr(error)}") from error
     # A head that AutoModel adds and nothing here uses (BERT's pooler) may lack weights; anything else would be random numbers.
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
+    missing = sorted(key for key in info["missing_keys"] if files.classes or not key.startswith("pooler."))
     if missing:
         raise ModelError(
             f"model {spec.id!r}: {folder} lacks {len(missing)} of the weights of {type(model).__name__}, the first {missing[0]!r}"
         )
-    if getattr(model, "pooler", None) is not None:
+    if files.classes is None and getattr(model, "pooler", None) is not None:
         model.pooler = None
     model.eval()
     if spec.dtype == "auto":
@@ -150,6 +202,12 @@ def _load_weights(spec: ModelSpec, files: ModelFiles, device: torch.device) -> t
         parameter.requires_grad_(False)
     loaded: torch.nn.Module = model
     return loaded
+
+
+def _auto_class(files: ModelFiles) -> Any:
+    if files.classes is None:
+        return AutoModel
+    return AutoModelForTokenClassification if files.classes.per_token else AutoModelForSequenceClassification
 
 
 def _auto_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
@@ -183,22 +241,26 @@ def _set_attention(model: torch.nn.Module, implementation: str) -> None:
         model.set_attn_implementation(implementation)  # type: ignore[operator]
 
 
-def _why_not_packed(model: torch.nn.Module, names: Any) -> str:
+def _why_not_packed(model: torch.nn.Module) -> str:
     if not getattr(model, "_supports_attention_backend", False):
         return f"{type(model).__name__} does not use transformers' attention interface"
-    if "position_ids" not in names:
+    if "position_ids" not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no position ids"
-    config: Any = model.config
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds or getattr(config, "sliding_window", None) or getattr(config, "local_attention", None):
-        return f"{type(model).__name__} attends through a window, which the packed path does not do yet"
     return ""
 
 
-def _trial(runner: ModelRunner) -> list[bytes]:
+def _trial(card: ModelCard) -> list[bytes]:
     """Prompts for the check, shortest first."""
-    limit = runner.card.max_length
-    return sorted((_trial_ids(runner, min(length, limit), seed) for seed, length in enumerate(TRIAL_LENGTHS)), key=len)
+    limit = card.max_length
+    return sorted((_trial_ids(card, min(length, limit), seed) for seed, length in enumerate(TRIAL_LENGTHS)), key=len)
+
+
+@torch.inference_mode()
+def _logits(whole: Any, prompts: list[bytes]) -> list[torch.Tensor]:
+    """What a classifier says of each prompt alone, by transformers' own modules: what is right."""
+    device = next(whole.parameters()).device
+    ids = [torch.from_numpy(np.frombuffer(prompt, dtype=np.int32).astype(np.int64))[None].to(device) for prompt in prompts]
+    return [whole(input_ids=one, attention_mask=torch.ones_like(one)).logits[0].float() for one in ids]
 
 
 @torch.inference_mode()
@@ -230,8 +292,8 @@ def _difference(together: torch.Tensor, alone: torch.Tensor, *, half: bool) -> s
     return "" if difference <= FLOAT32_TOLERANCE else f"relative difference {difference:.1e} between a token batched and alone"
 
 
-def _trial_ids(runner: ModelRunner, length: int, seed: int) -> bytes:
+def _trial_ids(card: ModelCard, length: int, seed: int) -> bytes:
     """Deterministic ids from the middle of the vocabulary, where no padding id is."""
-    size = max(runner.card.vocab_size, 2)
+    size = max(card.vocab_size, 2)
     ids = size // 2 + (np.arange(length) * 7919 + seed * 104729) % max(size // 2, 1)
     return np.minimum(ids, size - 1).astype(np.int32).tobytes()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from jackfield.client import ModelCard
 from jackfield.engine.attention import PackedBatch, packed_batch
-from jackfield.engine.pooler import Pooler, SequenceResult
+from jackfield.engine.poolers import Pooler, SequenceResult, pool, spans_of
 from jackfield.engine.scheduler import Sequence
 
 __all__ = ["ModelRunner"]
@@ -20,26 +20,26 @@ __all__ = ["ModelRunner"]
 class ModelRunner:
     """A loaded model and how its batches run.
 
-    packed: sequences end to end in one row; else in batches of equal length. takes_positions: forward has a `position_ids` argument.
-    position_offset: the position id of a first token.
+    poolers: by output. packed: sequences end to end in one row; else in batches of equal length. position_offset: the position id of a
+    first token. has_segments: whether the model tells the first part of a pair from the second (`token_type_ids`).
     """
 
     def __init__(
         self,
         card: ModelCard,
         model: torch.nn.Module,
-        pooler: Pooler,
+        poolers: dict[str, Pooler],
         *,
         packed: bool,
-        causal: bool,
         position_offset: int,
+        has_segments: bool,
         forward_args: dict[str, Any],
     ) -> None:
         self.card = card
         self.model = model
-        self.pooler = pooler
+        self.poolers = poolers
         self.packed = packed
-        self.causal = causal
+        self.has_segments = has_segments
         self.forward_args = forward_args
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -59,36 +59,55 @@ class ModelRunner:
             if place == len(unique):
                 unique.append(sequence)
             places.append(place)
-        results = self.pooler(self.hidden([sequence.token_ids for sequence in unique]), unique)
+        hidden = self.hidden([s.token_ids for s in unique], [s.segment for s in unique])
+        results = pool(self.poolers, hidden, spans_of(unique))
         return [results[place] for place in places]
 
-    def hidden(self, token_ids: list[bytes]) -> torch.Tensor:
-        """Last hidden states `[T, H]` of prompts given shortest first, end to end."""
+    def hidden(self, token_ids: list[bytes], segments: list[int] | None = None) -> torch.Tensor:
+        """Last hidden states `[T, H]` of prompts given shortest first, end to end. segments: tokens of each one's first part; 0 for all."""
         prompts = [np.frombuffer(ids, dtype=np.int32) for ids in token_ids]
-        return self._packed(prompts) if self.packed else self._buckets(prompts)
+        parts = segments if segments and self.has_segments and any(segments) else None
+        return self._packed(prompts, parts) if self.packed else self._buckets(prompts, parts)
 
-    def _packed(self, prompts: list[NDArray[np.int32]]) -> torch.Tensor:
+    def _packed(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> torch.Tensor:
         lengths = [len(prompt) for prompt in prompts]
-        batch = PackedBatch(lengths, self.device, self.dtype, causal=self.causal)
+        batch = PackedBatch(lengths, self.device, self.dtype)
         # Padding is the token 0 at the first position: any valid one will do, nothing of it is read.
         ids = np.zeros(batch.layout.total, dtype=np.int64)
         positions = np.full(batch.layout.total, self._positions[0], dtype=np.int64)
         for prompt, start in zip(prompts, batch.layout.starts, strict=True):
             ids[start : start + len(prompt)] = prompt
             positions[start : start + len(prompt)] = self._positions[: len(prompt)]
+        more = {} if segments is None else {"token_type_ids": self._row(_kinds(segments, lengths, batch.layout.starts, batch.layout.total))}
         with packed_batch(batch):
-            output = self.model(
-                input_ids=torch.from_numpy(ids)[None].to(self.device),
-                position_ids=torch.from_numpy(positions)[None].to(self.device),
-                **self.forward_args,
-            )
+            output = self.model(input_ids=self._row(ids), position_ids=self._row(positions), **more, **self.forward_args)
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden.index_select(0, batch.rows.to(self.device))
 
-    def _buckets(self, prompts: list[NDArray[np.int32]]) -> torch.Tensor:
+    def _buckets(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> torch.Tensor:
         parts: list[torch.Tensor] = []
-        for _, group in itertools.groupby(prompts, key=len):
-            batch = torch.from_numpy(np.stack(list(group)).astype(np.int64)).to(self.device)
-            output = self.model(input_ids=batch, attention_mask=torch.ones_like(batch), **self.forward_args)
+        done = 0
+        for length, group in itertools.groupby(prompts, key=len):
+            rows = np.stack(list(group)).astype(np.int64)
+            batch = torch.from_numpy(rows).to(self.device)
+            more = {}
+            if segments is not None:
+                count = len(rows)
+                kinds = _kinds(segments[done : done + count], [length] * count, [length * n for n in range(count)], length * count)
+                more = {"token_type_ids": torch.from_numpy(kinds.reshape(count, length)).to(self.device)}
+            done += len(rows)
+            output = self.model(input_ids=batch, attention_mask=torch.ones_like(batch), **more, **self.forward_args)
             parts.append(output.last_hidden_state.flatten(0, 1))
         return torch.cat(parts)
+
+    def _row(self, values: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(values)[None].to(self.device)
+
+
+def _kinds(segments: list[int], lengths: list[int], starts: list[int], total: int) -> NDArray[np.int64]:
+    """Token type ids of a row: 1 from the end of a sequence's first part on."""
+    kinds = np.zeros(total, dtype=np.int64)
+    for segment, length, start in zip(segments, lengths, starts, strict=True):
+        if segment:
+            kinds[start + segment : start + length] = 1
+    return kinds

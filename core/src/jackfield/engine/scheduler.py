@@ -41,17 +41,20 @@ class Group:
 
 
 class Sequence:
-    """One prompt of a request, waiting or running. token_ids are int32 bytes; length is in tokens; two of one key have one result."""
+    """One prompt of a request, waiting or running. token_ids are int32 bytes; length is in tokens; two of one key have one result.
 
-    __slots__ = ("group", "index", "key", "length", "token_ids")
+    segment: tokens of a pair's first part, 0 for no pair."""
+
+    __slots__ = ("group", "index", "key", "length", "segment", "token_ids")
 
     def __init__(self, group: Group, index: int) -> None:
         self.group = group
         self.index = index
         self.token_ids = group.request.token_ids[index]
         self.length = len(self.token_ids) // 4
-        prefixes = group.request.prefix_lengths
-        self.key = (self.token_ids, prefixes[index] if prefixes else 0, group.request.params)
+        prefixes, segments = group.request.prefix_lengths, group.request.segments
+        self.segment = segments[index] if segments else 0
+        self.key = (self.token_ids, prefixes[index] if prefixes else 0, self.segment, group.request.params)
 
 
 class Step(Struct, frozen=True):

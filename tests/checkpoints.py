@@ -72,6 +72,22 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**SMALL, "max_position_embeddings": 128, "pad_token_id": 0, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
     ),
     "llama": ("Llama", {**SMALL, **LATER, "num_key_value_heads": 2, "max_position_embeddings": 128}),
+    "longrope": (
+        "Llama",
+        {
+            **SMALL,
+            **LATER,
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [2.0, 3.0, 5.0, 8.0],
+            },
+        },
+    ),
     "qwen2": ("Qwen2", {**SMALL, **LATER, "num_key_value_heads": 2, "max_position_embeddings": 128}),
     "qwen3": ("Qwen3", {**SMALL, **LATER, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}),
     "mistral": ("Mistral", {**SMALL, **LATER, "num_key_value_heads": 2, "max_position_embeddings": 128, "sliding_window": 16}),

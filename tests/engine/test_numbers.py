@@ -95,6 +95,24 @@ def test_architectures(kind: str, tmp_path: Path) -> None:
     assert_close(harness.embed(texts), reference(folder, texts))
 
 
+def test_lengths_across_a_rope_switch_are_not_mixed(tmp_path: Path) -> None:
+    """From 33 tokens on this model turns its positions by other frequencies, and it keeps those of the batch before."""
+    folder = save_sentence_transformer(tmp_path / "m", "longrope", max_seq_length=None)
+    harness = Harness(folder)
+    texts = ["x" * n for n in (20, 60, 5, 100, 30, 31, 29)]
+    expected = reference(folder, texts)
+    assert_close(harness.embed(texts), expected)
+    for text, vector in zip(texts, expected, strict=True):
+        assert_close(harness.embed([text]), vector[None])
+
+
+def test_dynamic_rope_ends_where_it_was_trained(tmp_path: Path) -> None:
+    """Beyond, its frequencies depend on the longest text that it has ever met."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+    folder = save_checkpoint(tmp_path / "m", "llama", rope_parameters=rope)
+    assert Harness(folder).card.max_length == 32
+
+
 @pytest.mark.parametrize(
     "pooling",
     [

@@ -56,6 +56,7 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
 
     transformer: the folder of config.json and weights. pooling: modes, concatenated in order. num_positions: rows of a learned position
     table that a sequence can use, or None. position_offset: the id of a sequence's first position. classes: of a classifier's head.
+    rope_switch: the length from which on a sequence has other rotary frequencies (longrope), or 0.
     """
 
     card: ModelCard
@@ -65,6 +66,7 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     dense: tuple[DenseFiles, ...] = ()
     classes: ClassFiles | None = None
     position_offset: int = 0
+    rope_switch: int = 0
 
 
 def read_model_files(spec: ModelSpec) -> ModelFiles:
@@ -86,7 +88,8 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
     dense = tuple(_dense(spec, folder, name) for key, name in modules.items() if key.startswith("Dense"))
     hidden = int(text_config.get("hidden_size") or text_config.get("dim") or text_config.get("n_embd") or 0)
     embedding_size = dense[-1].out_features if dense else hidden * len(modes)
-    max_length, lowercase, length_note = _lengths(spec, transformer, text_config)
+    rope, switch = _rope(text_config)
+    max_length, lowercase, length_note = _lengths(spec, transformer, text_config, switch if rope == "dynamic" else 0)
     prompts = _json(spec, folder / "config_sentence_transformers.json") or {}
     matryoshka, dimensions = _matryoshka(spec, config)
     card = ModelCard(
@@ -116,6 +119,7 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
         pooling=modes,
         dense=dense,
         classes=classes,
+        rope_switch=switch if rope == "longrope" else 0,
         position_offset=_position_offset(text_config),
     )
 
@@ -215,12 +219,24 @@ def _dense(spec: ModelSpec, folder: Path, name: str) -> DenseFiles:
     return dense
 
 
-def _lengths(spec: ModelSpec, transformer: Path, config: dict[str, Any]) -> tuple[int, bool, tuple[str, ...]]:
-    """Maximum length in tokens, whether texts are lower-cased, and notes."""
+def _rope(config: dict[str, Any]) -> tuple[str, int]:
+    """The kind of rotary positions, and the length up to which the model was trained with them."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    trained = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    return kind, int(trained or config.get("max_position_embeddings") or 0)
+
+
+def _lengths(spec: ModelSpec, transformer: Path, config: dict[str, Any], stable: int) -> tuple[int, bool, tuple[str, ...]]:
+    """Maximum length in tokens, whether texts are lower-cased, and notes. stable: a length from which on results would depend on what was
+    computed before (dynamic rotary positions), or 0."""
     sentence: dict[str, Any] = next(filter(None, (_json(spec, transformer / name) for name in _TRANSFORMER_CONFIGS)), {})
     tokenizer = _json(spec, transformer / "tokenizer_config.json") or {}
     positions = config.get("max_position_embeddings") or config.get("n_positions") or config.get("seq_length")
     capacity = int(positions) - _position_offset(config) if positions and int(positions) > 0 else None
+    bound = "positions that the model has"
+    if stable and (capacity is None or stable < capacity):
+        capacity, bound = stable, "tokens that it was trained with: beyond, dynamic rotary positions depend on what was computed before"
     asked = sentence.get("max_seq_length")
     if asked is None:
         limits = [int(n) for n in (tokenizer.get("model_max_length"), positions) if isinstance(n, (int, float)) and 0 < n < 2**40]
@@ -230,13 +246,11 @@ def _lengths(spec: ModelSpec, transformer: Path, config: dict[str, Any]) -> tupl
     length = int(asked) if asked is not None else int(capacity or 0)
     notes: tuple[str, ...] = ()
     if capacity is not None and length > capacity:
-        notes = (f"maximum length {length} of its files cut to the {capacity} positions that the model has",)
+        notes = (f"maximum length {length} of its files cut to the {capacity} {bound}",)
         length = capacity
     if spec.max_length:
         if capacity is not None and spec.max_length > capacity:
-            raise ModelError(
-                f"model {spec.id!r}: max_length = {spec.max_length} in its table is over the {capacity} positions that the model has"
-            )
+            raise ModelError(f"model {spec.id!r}: max_length = {spec.max_length} in its table is over the {capacity} {bound}")
         length = spec.max_length
     return length, bool(sentence.get("do_lower_case", False)), notes
 

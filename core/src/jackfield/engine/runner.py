@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ class ModelRunner:
     """A loaded model and how its batches run.
 
     poolers: by output. packed: sequences end to end in one row; else in batches of equal length. position_offset: the position id of a
-    first token. has_segments: whether the model tells the first part of a pair from the second (`token_type_ids`).
+    first token. has_segments: whether the model tells the first part of a pair from the second (`token_type_ids`). rope_switch: a prompt of
+    more tokens than this has other rotary frequencies than one of fewer, and the model keeps those of its last batch; 0: nothing such.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class ModelRunner:
         packed: bool,
         position_offset: int,
         has_segments: bool,
+        rope_switch: int,
         forward_args: dict[str, Any],
     ) -> None:
         self.card = card
@@ -40,6 +43,8 @@ class ModelRunner:
         self.poolers = poolers
         self.packed = packed
         self.has_segments = has_segments
+        self.rope_switch = rope_switch
+        self._rope_lock = threading.Lock()
         self.forward_args = forward_args
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -67,7 +72,17 @@ class ModelRunner:
         """Last hidden states `[T, H]` of prompts given shortest first, end to end. segments: tokens of each one's first part; 0 for all."""
         prompts = [np.frombuffer(ids, dtype=np.int32) for ids in token_ids]
         parts = segments if segments and self.has_segments and any(segments) else None
-        return self._packed(prompts, parts) if self.packed else self._buckets(prompts, parts)
+        if not self.rope_switch:
+            return self._forward(prompts, parts)
+        # Shortest first, so one cut parts those before the switch from those after it. Frequencies are set within the pass: one at a time.
+        cut = sum(len(prompt) <= self.rope_switch for prompt in prompts)
+        halves = [slice(0, cut), slice(cut, len(prompts))]
+        with self._rope_lock:
+            states = [self._forward(prompts[half], parts and parts[half]) for half in halves if prompts[half]]
+        return states[0] if len(states) == 1 else torch.cat(states)
+
+    def _forward(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> torch.Tensor:
+        return self._packed(prompts, segments) if self.packed else self._buckets(prompts, segments)
 
     def _packed(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> torch.Tensor:
         lengths = [len(prompt) for prompt in prompts]

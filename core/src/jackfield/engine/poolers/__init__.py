@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from jackfield.engine.scheduler import Sequence
@@ -71,8 +72,9 @@ def pool(poolers: dict[str, Pooler], hidden: torch.Tensor, spans: list[Span]) ->
     for output, positions in wanted.items():
         results = poolers[output](output, hidden, [spans[position] for position in positions])
         for position, result in zip(positions, results, strict=True):
-            values[position][output] = result.cpu().numpy()
-            finite[position] &= bool(torch.isfinite(result).all())
+            array: FloatArray = result.cpu().numpy()
+            values[position][output] = array
+            finite[position] &= bool(np.isfinite(array).all())
     return [
         kept if good else NonFiniteOutput("The model gave non-finite values (NaN or infinity) for this input.")
         for kept, good in zip(values, finite, strict=True)

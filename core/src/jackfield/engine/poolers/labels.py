@@ -103,9 +103,9 @@ class LabelPooler:
     def logits(self, hidden: torch.Tensor, spans: list[Span]) -> Many[torch.Tensor]:
         """What the head says, before any activation."""
         if self.rows == "all":
-            return torch.cat([self.head(hidden[None, span.start : span.end]) for span in spans]).unbind()
+            return torch.cat([self.head(hidden[None, span.start : span.end]) for span in spans]).cpu().unbind()
         if self.rows is not None:
-            return self.head(gather(hidden, spans, self.rows)[:, None]).unbind()
+            return self.head(gather(hidden, spans, self.rows)[:, None]).cpu().unbind()
         states = torch.cat([hidden[span.start : span.end] for span in spans])
         return torch.split(self.head(states[None])[0], [span.length for span in spans])
 

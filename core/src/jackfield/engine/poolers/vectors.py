@@ -48,7 +48,7 @@ class VectorPooler:
         """`[dim]` a span for embed, `[length, H]` for the others."""
         if output == "embed":
             vectors = self._pool(hidden, spans)
-            unit = normalize(vectors, dim=1)
+            vectors, unit = vectors.cpu(), normalize(vectors, dim=1).cpu()  # all rows in one copy
             rows = [(unit if self._activates(span) else vectors)[row] for row, span in enumerate(spans)]
             return [_shorten(row, span.params, self._activates(span)) for row, span in zip(rows, spans, strict=True)]
         states = [hidden[span.start : span.end].float() for span in spans]

@@ -59,7 +59,7 @@ def main() -> None:
     AttentionInterface.register("limit", attend)
     AttentionMaskInterface.register("limit", lambda *args, **kwargs: None)
     bare = AutoModel.from_pretrained(model_folder(), dtype=getattr(torch, arguments.dtype), attn_implementation="limit").eval()
-    engine = Engine(EngineSettings(token_budget=100_000))
+    engine = Engine(EngineSettings(token_budget=100_000, lanes=1))
     engine.load([ModelSpec(id="m", path=model_folder(), dtype=arguments.dtype)], lambda progress: None)
     rows = {}
     number = 0

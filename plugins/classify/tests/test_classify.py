@@ -171,3 +171,15 @@ def test_architectures(tmp_path: Path, kind: str) -> None:
         got = probs(client.post("/classify", json={"input": TEXTS, "use_activation": False}))
     np.testing.assert_allclose(got, logits, atol=2e-5, rtol=1e-4)
     assert execution == ("buckets" if kind in IN_BUCKETS else "packed")
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen2", "modernbert"])
+def test_one_logit_in_half_precision(tmp_path: Path, kind: str) -> None:
+    """A single number has no angle: which states the head reads is told by its size."""
+    more: dict[str, Any] = {"classifier_pooling": "mean"} if kind == "modernbert" else {}
+    folder = save_checkpoint(tmp_path / kind, kind, head=HEAD, num_labels=1, **more)
+    logits = logits_of(folder, TEXTS)
+    table = {"source": str(folder), "dtype": "bfloat16"}
+    with make_client(ClassifyEndpoint(), models={kind: table}, real=True) as client:
+        got = probs(client.post("/classify", json={"input": TEXTS, "use_activation": False}))
+    np.testing.assert_allclose(got, logits, atol=0.1 * float(logits.abs().max()))

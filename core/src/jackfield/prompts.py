@@ -36,12 +36,13 @@ class TextPrompt(Prompt, frozen=True, kw_only=True):
     """A text.
 
     prefix: put before the text (a model's instruction for queries, say); a pooler of a model that leaves its instruction out of the
-    vector is told how many tokens it has.
+    vector is told how many tokens it has. with_offsets: also tell where in the text each token lies.
     """
 
     text: str
     prefix: str = ""
     add_special_tokens: bool = True
+    with_offsets: bool = False
 
 
 class PairPrompt(Prompt, frozen=True, kw_only=True):
@@ -82,7 +83,8 @@ class TokenizedPrompt(Struct, frozen=True, kw_only=True):
 
     prefix_length: how many leading tokens are the model's instruction (0 when it counts like the rest). segment: how many are the first
     part of a pair (0 for no pair). num_cut: tokens that truncation has left out.
-    text, token_strs: filled where the prompt asked for them.
+    text, token_strs, offsets: filled where the prompt asked for them. An offset is where a token begins in the prompt's text and where it
+    ends, in characters (Unicode code points); None for a special token of the frame, and for one of the prefix.
     """
 
     token_ids: list[int]
@@ -91,4 +93,5 @@ class TokenizedPrompt(Struct, frozen=True, kw_only=True):
     num_cut: int = 0
     text: str | None = None
     token_strs: list[str] | None = None
+    offsets: list[tuple[int, int] | None] | None = None
     param: str | None = None

@@ -1,8 +1,8 @@
 """Tokenizers and chat templates in the HTTP process: a pool of threads, a `tokenizers.Tokenizer` copy for each.
 
 transformers' tokenizer classes resolve a model's files into the one Rust tokenizer, once, with torch hidden from transformers (importing
-it costs 4.7 s and 245 MB). Only `encode_batch_fast` encodes, also a single text: the single call holds the GIL. Truncation and padding are
-never set on the shared object: lengths are cut here, on ids.
+it costs 4.7 s and 245 MB). Only batches are encoded, also a single text: the single call holds the GIL; and without offsets unless a prompt
+asks for them. Truncation and padding are never set on the shared object: lengths are cut here, on ids.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import UNSET
-from tokenizers import Tokenizer
+from msgspec import UNSET, structs
+from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["ModelTokenizer", "TokenizerPool", "hide_torch", "pack_ids"]
 
 log = logging.getLogger("jackfield.tokenization")
+
+T = TypeVar("T")
 
 # Up to so many characters a request is encoded on the event loop: a hop to a thread costs 30 us, 100 characters 60 us.
 INLINE_CHARS = 400
@@ -89,10 +91,10 @@ class ModelTokenizer:
     def __init__(self, card: ModelCard) -> None:
         self.card = card
         source = _load(card)
-        self.info = _describe(source)
+        base: Tokenizer = source.backend_tokenizer
+        self.info = _describe(source, base)
         self._source = source
         self.has_chat_template = bool(source.chat_template)
-        base: Tokenizer = source.backend_tokenizer
         base.no_truncation()
         base.no_padding()
         if card.lowercase:
@@ -116,14 +118,15 @@ class ModelTokenizer:
 
         Raises: BadRequest naming the prompt's field, for text that is no text, an id outside the vocabulary, a template's refusal.
         """
-        texts: list[tuple[int, str, bool]] = []
+        texts: dict[tuple[bool, bool], list[tuple[int, str]]] = {}  # by whether special tokens and offsets are wanted
         pairs: list[tuple[int, PairPrompt]] = []
         results: list[TokenizedPrompt | None] = [None] * len(prompts)
         for position, prompt in enumerate(prompts):
             if isinstance(prompt, TextPrompt):
-                texts.append((position, prompt.prefix + prompt.text, prompt.add_special_tokens))
+                wanted = (prompt.add_special_tokens, prompt.with_offsets)
+                texts.setdefault(wanted, []).append((position, prompt.prefix + prompt.text))
             elif isinstance(prompt, ChatPrompt):
-                texts.append((position, self._render(prompt), prompt.add_special_tokens))
+                texts.setdefault((prompt.add_special_tokens, False), []).append((position, self._render(prompt)))
             elif isinstance(prompt, PairPrompt):
                 pairs.append((position, prompt))
             elif isinstance(prompt, TokensPrompt):
@@ -136,17 +139,25 @@ class ModelTokenizer:
                 )
         for (position, _), result in zip(pairs, self._pairs([prompt for _, prompt in pairs]), strict=True):
             results[position] = result
-        for special in (True, False):
-            chosen = [(position, text) for position, text, wanted in texts if wanted is special]
-            if not chosen:
-                continue
-            head, tail = (self._head, self._tail) if special else ([], [])
-            encoded = self._encode([text for _, text in chosen], special, [prompts[position].param for position, _ in chosen])
-            for (position, _), ids in zip(chosen, encoded, strict=True):
-                prompt = prompts[position]
-                kept = _cut(ids, head, tail, self._limit(prompt), self._is_left(prompt))
-                results[position] = self._result(prompt, kept, len(ids) - len(kept))
+        for (special, with_offsets), chosen in texts.items():
+            params = [prompts[position].param for position, _ in chosen]
+            encoded = self._encode([text for _, text in chosen], special, params, with_offsets)
+            for (position, _), encoding in zip(chosen, encoded, strict=True):
+                results[position] = self._text(prompts[position], encoding, special, with_offsets)
         return [result for result in results if result is not None]
+
+    def _text(self, prompt: Prompt, encoding: Encoding, special: bool, with_offsets: bool) -> TokenizedPrompt:
+        head, tail = (self._head, self._tail) if special else ([], [])
+        limit, left = self._limit(prompt), self._is_left(prompt)
+        ids = encoding.ids
+        kept = _cut(ids, head, tail, limit, left)
+        result = self._result(prompt, kept, len(ids) - len(kept))
+        if not with_offsets:
+            return result
+        assert isinstance(prompt, TextPrompt)
+        offsets = _offsets(encoding.offsets[len(head) : len(ids) - len(tail)], len(prompt.prefix))
+        before, after = [None] * len(head), [None] * len(tail)
+        return structs.replace(result, offsets=_cut([*before, *offsets, *after], before, after, limit, left))
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -156,9 +167,10 @@ class ModelTokenizer:
             tokenizer = self._local.tokenizer = Tokenizer.from_str(self._serialized)
         return tokenizer
 
-    def _encode(self, texts: list[str], special: bool, params: list[str | None]) -> list[list[int]]:
+    def _encode(self, texts: list[str], special: bool, params: list[str | None], with_offsets: bool = False) -> list[Encoding]:
+        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         try:
-            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
+            return encode(texts, add_special_tokens=special)
         except TypeError:
             # tokenizers says only that one of them is no text: half of a surrogate pair has no UTF-8 form.
             for text, param in zip(texts, params, strict=True):
@@ -177,7 +189,8 @@ class ModelTokenizer:
         for prompt in prompts:
             params.setdefault(prompt.text, prompt.first_param or prompt.param)
             params.setdefault(prompt.second, prompt.param)
-        ids = dict(zip(params, self._encode(list(params), False, list(params.values())), strict=True))
+        encoded = self._encode(list(params), False, list(params.values()))
+        ids = {text: encoding.ids for text, encoding in zip(params, encoded, strict=True)}
         return [self._pair(frame, prompt, ids[prompt.text], ids[prompt.second]) for prompt in prompts]
 
     def _pair(self, frame: PairFrame, prompt: PairPrompt, first: list[int], second: list[int]) -> TokenizedPrompt:
@@ -269,8 +282,8 @@ class ModelTokenizer:
         return text
 
 
-def _cut(ids: list[int], head: list[int], tail: list[int], limit: int | None, left: bool) -> list[int]:
-    """Cut to `limit` tokens from one side of the content, keeping the special tokens at both ends."""
+def _cut(ids: list[T], head: list[T], tail: list[T], limit: int | None, left: bool) -> list[T]:
+    """Cut to `limit` tokens (or what there is of each) from one side of the content, keeping the special tokens at both ends."""
     if limit is None or len(ids) <= limit:
         return ids
     room = limit - len(head) - len(tail)
@@ -279,6 +292,13 @@ def _cut(ids: list[int], head: list[int], tail: list[int], limit: int | None, le
     content = ids[len(head) : len(ids) - len(tail)]
     kept = content[-room:] if left else content[:room]
     return [*head, *kept, *tail]
+
+
+def _offsets(places: list[tuple[int, int]], prefix: int) -> list[tuple[int, int] | None]:
+    """Places in a text from those in the prefix and the text; prefix: its characters. None for what lies in the prefix alone."""
+    if not prefix:
+        return list(places)
+    return [(max(start - prefix, 0), end - prefix) if end > prefix else None for start, end in places]
 
 
 def _load(card: ModelCard) -> PreTrainedTokenizerFast:
@@ -313,7 +333,7 @@ def _special_tokens(card: ModelCard, tokenizer: Tokenizer) -> tuple[list[int], l
     raise ModelError(f"model {card.id!r}: its tokenizer's special tokens are no frame around the text, which is not served")
 
 
-def _describe(source: PreTrainedTokenizerFast) -> dict[str, Any]:
+def _describe(source: PreTrainedTokenizerFast, base: Tokenizer) -> dict[str, Any]:
     """The tokenizer's settings without paths and objects: what /tokenizer_info shows."""
     info: dict[str, Any] = {"tokenizer_class": type(source).__name__}
     for key, value in source.init_kwargs.items():
@@ -323,6 +343,10 @@ def _describe(source: PreTrainedTokenizerFast) -> dict[str, Any]:
             info[key] = value
         elif hasattr(value, "content"):
             info[key] = value.content
+    info |= {name: text for name, text in source.special_tokens_map.items() if isinstance(text, str)}
+    continuing = getattr(base.model, "continuing_subword_prefix", None)
+    if continuing:
+        info["continuing_subword_prefix"] = continuing
     if source.chat_template:
         info["chat_template"] = source.chat_template
     return info

@@ -1,4 +1,4 @@
-"""Classification for jackfield: `/classify`."""
+"""Classification for jackfield: `/classify` of texts, and `/token_classify` of their tokens. Two endpoints, an entry point each."""
 
 from jackfield import EndpointRegistry, hookimpl
 from jackfield_classify.endpoint import ClassifyEndpoint

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "jackfield"
 MSGSPEC = {"msgspec"}
 WORDS = {"client", "config", "errors", "inputs", "outputs", "params", "prompts", "schema", "settings"}
-CONTRACT = {"context", "endpoint", "hookspecs"}
+CONTRACT = {"context", "endpoint", "hookspecs", "poolers"}
 PIPELINE = {"admission", "binding", "encoding", "pairing", "pipeline", "plugins", "sources", "stages", "tokenization", "watchdog"}
 ROOT_MODULES = {"app", "cli", "serve", "testing", "worker"}
 

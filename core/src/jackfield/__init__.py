@@ -39,6 +39,7 @@ from jackfield.hookspecs import PLUGIN_API, Stream, Submit, hookimpl, stageimpl
 from jackfield.inputs import InputRequest, input_prompts
 from jackfield.outputs import Delta, FloatArray, PoolingOutputs, Vector, Vectors
 from jackfield.params import PoolingParams, SamplingParams
+from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
 from jackfield.schema import ChatMessage, ContentPart, ErrorBody, ErrorDetail, Request, TokenId, Usage, template_messages
 from jackfield.settings import EndpointSettings
@@ -85,6 +86,7 @@ __all__ = [
     "Overloaded",
     "PairPrompt",
     "PluginError",
+    "PoolerRegistry",
     "PoolingOutputs",
     "PoolingParams",
     "Progress",

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from jackfield.admission import Admission
 from jackfield.binding import bind_models, check_aliases, check_models, endpoint_models, needs_engine, serves_model
 from jackfield.client import EngineClient, EngineHealth, ModelCard, ModelSpec, Progress
@@ -26,7 +28,7 @@ from jackfield.http.metrics import Metrics
 from jackfield.http.shell import Shell
 from jackfield.http.system import ModelEntry
 from jackfield.pipeline import BoundModel, BoundRoute, Pipeline, engine_stream, engine_submit
-from jackfield.plugins import LoadedEndpoint, Plugins, load_plugins
+from jackfield.plugins import LoadedEndpoint, Plugins, collect_poolers, fitting_poolers, load_plugins
 from jackfield.settings import Settings
 from jackfield.sources import resolve_source
 from jackfield.stages import Stages, check_endpoint, fold_stream, fold_submit
@@ -80,6 +82,7 @@ class App:
         if not settings.models:
             raise ConfigError('No model is configured: add a table such as [models.NAME] with source = "...".')
         check_aliases(settings.models)
+        self._poolers = collect_poolers(self.plugins)
         self.specs = {model: self._spec(model) for model in settings.models}
         self.engines: dict[str, EngineClient] = {}
         self._engine_of: dict[str, EngineClient] = {}
@@ -239,7 +242,7 @@ class App:
             for model in endpoint_models(loaded, self.specs)
         }
         own: list[ModelSpec] = []
-        for model, spec in self.specs.items():
+        for model, spec in list(self.specs.items()):
             client: object = self.plugins.first("jackfield_engine", spec=spec) if model in computing else None
             if client is not None:
                 if not isinstance(client, EngineClient):
@@ -248,13 +251,20 @@ class App:
                 if client not in self.engines.values():
                     self.engines[model] = client
             else:
-                self.cards[model] = read_model_files(spec).card
+                self.specs[model] = self._with_poolers(spec)
+                self.cards[model] = read_model_files(self.specs[model]).card
                 if model in computing:
-                    own.append(spec)
+                    own.append(self.specs[model])
         if own:
             engine = self._own_engine(own)
             self.engines["torch"] = engine
             self._engine_of |= dict.fromkeys((spec.id for spec in own), engine)
+
+    def _with_poolers(self, spec: ModelSpec) -> ModelSpec:
+        if not self._poolers:
+            return spec
+        files = read_model_files(spec)
+        return msgspec.structs.replace(spec, poolers=fitting_poolers(self._poolers, files.card, files.config))
 
     def _own_engine(self, specs: list[ModelSpec]) -> EngineClient:
         if self.settings.engine.mode == "process":
@@ -272,7 +282,7 @@ class App:
         manager = self.plugins.manager
         for loaded in self.plugins.endpoints.values():
             endpoint = loaded.endpoint
-            check_endpoint(endpoint)
+            check_endpoint(endpoint, self._poolers)
             stages = Stages(endpoint, self.plugins.cross_cutting())
             folded_submit, folded_stream = fold_submit(endpoint, submit, manager), fold_stream(endpoint, stream, manager)
             for route in endpoint.routes:

@@ -34,7 +34,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     """A model as the operator asked for it, its source already resolved to a local folder or file.
 
     dtype: "auto" keeps float32 and runs half-precision checkpoints in bfloat16 where the device does. max_length: None takes it from the
-    files. matryoshka: True or a list of sizes allows `dimensions` whatever the files say; None leaves it to them.
+    files. matryoshka: True or a list of sizes allows `dimensions` whatever the files say; None leaves it to them. poolers: of plugins, that
+    fit this model: by operation, where their code is (`package.module:name`).
     """
 
     id: str
@@ -47,13 +48,14 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     pooling: str | None = None
     matryoshka: bool | tuple[int, ...] | None = None
     options: dict[str, Any] = {}
+    poolers: dict[str, str] = {}
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
     """What a model can do, read from its files, and how it runs, known once it is loaded.
 
-    operations: names of `jackfield.params.OPERATIONS`. max_length, embedding_size: tokens, numbers a vector (None: no vectors).
-    dimensions: allowed sizes of a shortened vector; empty means any up to embedding_size if matryoshka, else none.
+    operations: names of `jackfield.params.OPERATIONS`, and of plugins' poolers. max_length: tokens. embedding_size: numbers a vector (None:
+    no vectors). dimensions: allowed sizes of a shortened vector; empty means any up to embedding_size if matryoshka, else none.
     prompts: the model's instructions by name; default_prompt is put before every text, as sentence-transformers does.
     exclude_prompt: the instruction's tokens stay out of the vector. lowercase: texts are lower-cased before the tokenizer.
     labels: the names of a classifier's classes by number, None for one that its files do not name. activation, score_activation: what

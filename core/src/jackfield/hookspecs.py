@@ -17,6 +17,7 @@ from jackfield.context import Context
 from jackfield.endpoint import Endpoint, EndpointRegistry
 from jackfield.outputs import Delta, PoolingOutputs
 from jackfield.params import PoolingParams, SamplingParams
+from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import Prompt
 
 __all__ = [
@@ -64,6 +65,13 @@ class AppHooks:
     @hookspec
     def jackfield_wrap_stream(self, endpoint: Endpoint[Any, Any], stream: Stream) -> Stream | None:
         """The same for streams: an async callable that yields deltas."""
+
+    @hookspec
+    def jackfield_poolers(self, registry: PoolerRegistry) -> None:
+        """Add operations that the torch engine computes for this plugin's endpoints.
+
+        `registry.add("name", "package.module:factory", fits=...)`; see `jackfield.PoolerRegistry`.
+        """
 
     @hookspec(firstresult=True)
     def jackfield_model_source(self, uri: str) -> str | None:

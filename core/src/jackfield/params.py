@@ -6,7 +6,8 @@ from msgspec import Struct
 
 __all__ = ["OPERATIONS", "PoolingParams", "SamplingParams"]
 
-# DESIGN: operations, not endpoints. An endpoint names those it can work with; a model has those that its files allow.
+# Operations, not endpoints: an endpoint names those it can work with; a model has those that its files allow. Plugins add to them
+# (`jackfield_poolers`).
 OPERATIONS = ("embed", "token_embed", "hidden_states", "classify", "token_classify", "score", "generate", "logits")
 
 

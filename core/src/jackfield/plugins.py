@@ -18,13 +18,26 @@ import msgspec
 import pluggy
 from msgspec import Struct
 
+from jackfield.client import ModelCard
 from jackfield.config import Where, convert, inside, nearest
 from jackfield.endpoint import Endpoint, EndpointRegistry
 from jackfield.errors import ConfigError, PluginError, StartupError
 from jackfield.hookspecs import APP_PROJECT, PLUGIN_API, AppHooks
+from jackfield.poolers import PoolerEntry, PoolerRegistry
 from jackfield.settings import EndpointSettings
 
-__all__ = ["GROUP", "Installed", "LoadedEndpoint", "PluginInfo", "Plugins", "call_hook", "installed_plugins", "load_plugins"]
+__all__ = [
+    "GROUP",
+    "Installed",
+    "LoadedEndpoint",
+    "PluginInfo",
+    "Plugins",
+    "call_hook",
+    "collect_poolers",
+    "fitting_poolers",
+    "installed_plugins",
+    "load_plugins",
+]
 
 log = logging.getLogger("jackfield.plugins")
 
@@ -104,6 +117,34 @@ def call_hook(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
         raise
     except Exception as error:  # a plugin may raise anything; at start-up its name is what the operator needs
         raise PluginError(f"plugin {impl.plugin_name!r}: its {impl.function.__name__} raised {type(error).__name__}: {error}") from error
+
+
+def collect_poolers(plugins: Plugins) -> dict[str, tuple[str, PoolerEntry]]:
+    """The operations that plugins add, each with the name of the plugin that does. Raises: PluginError."""
+    found: dict[str, tuple[str, PoolerEntry]] = {}
+    for impl in sorted(plugins.manager.hook.jackfield_poolers.get_hookimpls(), key=lambda impl: impl.plugin_name):
+        registry = PoolerRegistry()
+        call_hook(impl, {"registry": registry})
+        for entry in registry.entries:
+            owner = found.setdefault(entry.operation, (impl.plugin_name, entry))[0]
+            if owner != impl.plugin_name:
+                raise PluginError(f"plugins {owner!r} and {impl.plugin_name!r} both add the operation {entry.operation!r}")
+    return found
+
+
+def fitting_poolers(poolers: Mapping[str, tuple[str, PoolerEntry]], card: ModelCard, config: Mapping[str, Any]) -> dict[str, str]:
+    """Of those that fit a model, the place of their code by operation. Raises: PluginError naming the plugin whose `fits` raised."""
+    fitting: dict[str, str] = {}
+    for operation, (plugin, entry) in poolers.items():
+        try:
+            fits = entry.fits(card, config)
+        except Exception as error:
+            raise PluginError(
+                f"plugin {plugin!r}: `fits` of its operation {operation!r} raised {type(error).__name__} for model {card.id!r}: {error}"
+            ) from error
+        if fits:
+            fitting[operation] = entry.factory
+    return fitting
 
 
 def installed_plugins() -> list[EntryPoint]:

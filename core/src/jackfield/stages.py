@@ -184,14 +184,15 @@ def _fold(hook: str, argument: str, endpoint: Endpoint[Any, Any], inner: Any, pl
     return inner
 
 
-def check_endpoint(endpoint: Endpoint[Any, Any]) -> None:
-    """What can be told from an endpoint's class alone. Raises: PluginError."""
+def check_endpoint(endpoint: Endpoint[Any, Any], poolers: Iterable[str] = ()) -> None:
+    """What can be told from an endpoint's class alone. poolers: operations that plugins add. Raises: PluginError."""
     who = f"endpoint {endpoint.name!r}"
     if not endpoint.routes:
         raise PluginError(f"{who} has no routes")
-    unknown = sorted(set(_operations(endpoint)) - set(OPERATIONS))
+    known = (*OPERATIONS, *poolers)
+    unknown = sorted(set(_operations(endpoint)) - set(known))
     if unknown:
-        raise PluginError(f"{who} names the operation {unknown[0]!r}, which no engine has; known: {', '.join(OPERATIONS)}")
+        raise PluginError(f"{who} names the operation {unknown[0]!r}, which no engine has; known: {', '.join(known)}")
     for route in endpoint.routes:
         _check_route(who, endpoint, route)
     for stage in STAGES:

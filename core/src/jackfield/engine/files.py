@@ -96,7 +96,7 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
         id=spec.id,
         path=str(transformer),
         architecture=architecture or str(config.get("model_type", "unknown")),
-        operations=_operations(architecture, "Pooling" in modules, classes),
+        operations=(*_operations(architecture, "Pooling" in modules, classes), *spec.poolers),
         max_length=max_length,
         vocab_size=int(text_config.get("vocab_size", 0)),
         embedding_size=embedding_size if classes is None else None,

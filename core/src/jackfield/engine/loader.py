@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import inspect
 import itertools
 import logging
@@ -15,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 from transformers.utils import logging as transformers_logging
@@ -23,12 +21,12 @@ from transformers.utils import logging as transformers_logging
 from jackfield.client import Execution, ModelCard, ModelSpec
 from jackfield.engine.attention import PACKED, calls_so_far
 from jackfield.engine.cpu import has_fast_bfloat16
-from jackfield.engine.files import DenseFiles, ModelFiles, read_model_files
+from jackfield.engine.files import ModelFiles, read_model_files
 from jackfield.engine.layers import replace_layers
 from jackfield.engine.linear import replace_linears
-from jackfield.engine.poolers import Pooler, Span
-from jackfield.engine.poolers.labels import ROWS, Head, LabelPooler, detach_head
-from jackfield.engine.poolers.vectors import Dense, VectorPooler
+from jackfield.engine.poolers import LoadedModel, Pooler, Span
+from jackfield.engine.poolers.labels import detach_head
+from jackfield.engine.poolers.load import FLOAT32_TOLERANCE, label_poolers, plugin_poolers, vector_poolers
 from jackfield.engine.runner import ModelRunner
 from jackfield.errors import ModelError
 from jackfield.params import PoolingParams
@@ -39,11 +37,8 @@ log = logging.getLogger("jackfield.engine")
 
 # Lengths of the trial: neighbours of equal and of different length, a single token, and one longer than all others together.
 TRIAL_LENGTHS = (1, 3, 3, 5, 8, 40)
-# Packed against alone: the relative difference that is still rounding in float32, and the cosine in half precision.
-FLOAT32_TOLERANCE = 1e-4
+# Packed against alone in half precision; in float32 by size.
 HALF_COSINE = 0.999
-HALF_LOGITS = 0.1
-_ACTIVATIONS = {"none": torch.nn.Identity(), "sigmoid": torch.nn.Sigmoid(), "softmax": torch.nn.Softmax(dim=-1)}
 
 
 def load_model(spec: ModelSpec) -> ModelRunner:
@@ -59,7 +54,7 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     trial = _trial(files.card)
     logits = _logits(whole, trial) if files.classes else []
     model, head = detach_head(whole) if files.classes else (whole, None)
-    poolers = _vector_poolers(spec, files, device)
+    poolers = vector_poolers(spec, files, device)
     runner = _runner(files, model, poolers, packed=False)
     alone = _alone(runner, trial)
     why = _why_not_packed(model)
@@ -73,59 +68,15 @@ def load_model(spec: ModelSpec) -> ModelRunner:
         problem = _check(runner, trial, alone)
         if problem:
             raise ModelError(f"model {spec.id!r}: results depend on the batch even in length buckets: {problem}")
+    states = runner.hidden(trial)
+    spans = _spans(trial)
     if head is not None:
-        pooler = _label_pooler(spec, files, head, runner.hidden(trial), trial, logits)
-        poolers |= dict.fromkeys(pooler.outputs, pooler)
+        poolers |= label_poolers(spec, files, head, states, spans, logits)
+    loaded = LoadedModel(
+        card=runner.card, config=files.config, folder=Path(files.transformer), model=model, device=runner.device, dtype=runner.dtype
+    )
+    poolers |= plugin_poolers(spec, loaded, states, spans)
     return runner
-
-
-def _vector_poolers(spec: ModelSpec, files: ModelFiles, device: torch.device) -> dict[str, Pooler]:
-    dense = [_load_dense(spec, entry, device) for entry in files.dense]
-    pooler = VectorPooler(files.pooling, dense, normalize=files.card.normalize, exclude_prompt=files.card.exclude_prompt)
-    return dict.fromkeys(pooler.outputs, pooler)
-
-
-@torch.inference_mode()
-def _label_pooler(
-    spec: ModelSpec, files: ModelFiles, head: Head, hidden: torch.Tensor, trial: list[bytes], logits: list[torch.Tensor]
-) -> LabelPooler:
-    """The pooler of a head, which reads whatever rows give the whole model's logits again. Raises: ModelError when none do."""
-    assert files.classes is not None
-    count = logits[0].shape[-1]
-    if count != len(files.classes.labels):
-        raise ModelError(f"model {spec.id!r}: its head has {count} classes, and its config.json names {len(files.classes.labels)}")
-    activations = {name: _activation(spec, getattr(files.classes, name)) for name in ("activation", "score_activation")}
-    ends = list(itertools.accumulate(len(ids) // 4 for ids in trial))
-    spans = [Span(end - len(ids) // 4, len(ids) // 4, 0, PoolingParams()) for ids, end in zip(trial, ends, strict=True)]
-    right = torch.cat([one.reshape(-1, count) for one in logits])
-    scale = max(float(right.abs().max()), 1e-6)
-    # By size and not by angle: a single logit has none.
-    limit = FLOAT32_TOLERANCE if hidden.dtype == torch.float32 else HALF_LOGITS
-    tried: list[tuple[float, LabelPooler]] = []
-    for rows in (None,) if files.classes.per_token else ROWS:
-        pooler = LabelPooler(head, rows, **activations)
-        got = torch.cat([one.reshape(-1, count) for one in pooler.logits(hidden, spans)])
-        tried.append((float((got - right).abs().max()) / scale, pooler))
-    difference, best = min(tried, key=lambda one: one[0])
-    if difference > limit:
-        raise ModelError(
-            f"model {spec.id!r}: its head reads its states in a way that this server does not run: relative difference {difference:.1e}"
-        )
-    return best  # of a broken checkpoint any, and each request is told
-
-
-def _activation(spec: ModelSpec, name: str) -> torch.nn.Module:
-    """By the name that `classes.py` gives it."""
-    if name in _ACTIVATIONS:
-        return _ACTIVATIONS[name]
-    module, _, kind = name.rpartition(".")
-    try:
-        activation = getattr(importlib.import_module(module), kind)()
-        if not isinstance(activation, torch.nn.Module):
-            raise TypeError(f"{name} is no torch module")
-    except Exception as error:  # a path out of a model's files
-        raise ModelError(f"model {spec.id!r}: its activation {name!r} cannot be made: {error}") from error
-    return activation
 
 
 def _speed_up(model: torch.nn.Module) -> None:
@@ -224,24 +175,6 @@ def _auto_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type != "cpu" or has_fast_bfloat16() else torch.float32
 
 
-def _load_dense(spec: ModelSpec, entry: DenseFiles, device: torch.device) -> Dense:
-    folder = Path(entry.folder)
-    try:
-        if (folder / "model.safetensors").is_file():
-            weights = load_file(folder / "model.safetensors")
-        else:
-            weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-        module, _, name = entry.activation.rpartition(".")
-        activation = getattr(importlib.import_module(module), name)()
-        if not isinstance(activation, torch.nn.Module):
-            raise TypeError(f"{entry.activation} is no torch module")
-        linear = torch.nn.Linear(entry.in_features, entry.out_features, bias=entry.bias)
-        linear.load_state_dict({key.removeprefix("linear."): value.float() for key, value in weights.items()})
-    except Exception as error:  # files of third parties: whatever is wrong with them, the operator needs the folder's name
-        raise ModelError(f"model {spec.id!r}: the Dense module in {folder} cannot be loaded: {error}") from error
-    return Dense(linear, activation).to(device).requires_grad_(False).eval()
-
-
 def _set_attention(model: torch.nn.Module, implementation: str) -> None:
     # Models outside the attention interface have one way of attending, and refuse to be told.
     if getattr(model, "_supports_attention_backend", False):
@@ -260,6 +193,13 @@ def _trial(card: ModelCard) -> list[bytes]:
     """Prompts for the check, shortest first."""
     limit = card.max_length
     return sorted((_trial_ids(card, min(length, limit), seed) for seed, length in enumerate(TRIAL_LENGTHS)), key=len)
+
+
+def _spans(prompts: list[bytes]) -> list[Span]:
+    """Where the states of the trial lie."""
+    lengths = [len(prompt) // 4 for prompt in prompts]
+    ends = itertools.accumulate(lengths)
+    return [Span(end - length, length, 0, PoolingParams()) for length, end in zip(lengths, ends, strict=True)]
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from jackfield.endpoint import Endpoint, Route
+from jackfield.endpoint import Endpoint, EndpointRegistry, Route
 from jackfield.errors import InternalError
 from jackfield.outputs import Vector, Vectors
 from jackfield.plugins import installed_plugins, load_plugins
@@ -47,11 +47,6 @@ class Bench:
             return self.client.get(self.path, params=given or {}, **options)
         return self.client.request(self.route.method, self.path, json=given, **options)
 
-    @property
-    def uses_engine(self) -> bool:
-        """Whether the route has an operation."""
-        return bool(self.endpoint.operations if self.route.operations is None else self.route.operations)
-
 
 Check = Callable[[Bench], None]
 
@@ -60,6 +55,7 @@ Check = Callable[[Bench], None]
 class ContractCase:
     """One check of one route."""
 
+    plugin: object
     endpoint: Endpoint[Any, Any]
     route: Route
     check: Check
@@ -72,27 +68,42 @@ class ContractCase:
     def run(self) -> None:
         """Start a server, check, stop it. Raises: AssertionError."""
         engine = self.engine()
-        with make_server(self.endpoint, engine=engine, server=self.server) as server, server.client() as client:
+        engine.operations += tuple(name for name in _operations(self.endpoint, self.route) if name not in engine.operations)
+        with make_server(self.plugin, engine=engine, server=self.server) as server, server.client() as client:
             self.check(Bench(client, self.endpoint, self.route, self.route.paths[0], engine))
 
 
-def contract_cases(*endpoints: Endpoint[Any, Any]) -> list[ContractCase]:
-    """The checks for these endpoints, or for every one that is installed."""
-    return [case for endpoint in endpoints or _installed() for route in endpoint.routes for case in _cases(endpoint, route)]
+def contract_cases(*plugins: object) -> list[ContractCase]:
+    """The checks for these Endpoint objects and plugins, or for every endpoint that is installed."""
+    pairs = [pair for plugin in plugins for pair in _endpoints(plugin)] if plugins else _installed()
+    return [case for plugin, endpoint in pairs for route in endpoint.routes for case in _cases(plugin, endpoint, route)]
 
 
-def _installed() -> list[Endpoint[Any, Any]]:
+def _endpoints(plugin: Any) -> list[tuple[object, Endpoint[Any, Any]]]:
+    """A plugin's endpoints, each with what a server is given to serve it."""
+    if isinstance(plugin, Endpoint):
+        return [(plugin, plugin)]
+    registry = EndpointRegistry()
+    plugin.jackfield_register_endpoints(registry=registry)
+    return [(plugin, endpoint) for endpoint in registry.endpoints]
+
+
+def _installed() -> list[tuple[object, Endpoint[Any, Any]]]:
     points = installed_plugins()
     loaded = load_plugins({}, {}, all_endpoints=True, installed=points)
     failed = [info for info in loaded.infos if info.state == "failed"]
     if failed:
         raise AssertionError(f"installed plugins that fail to load: {failed}")
-    return [entry.endpoint for entry in loaded.endpoints.values()]
+    return [(loaded.manager.get_plugin(entry.plugin), entry.endpoint) for entry in loaded.endpoints.values()]
 
 
-def _cases(endpoint: Endpoint[Any, Any], route: Route) -> Iterator[ContractCase]:
+def _operations(endpoint: Endpoint[Any, Any], route: Route) -> tuple[str, ...]:
+    return endpoint.operations if route.operations is None else route.operations
+
+
+def _cases(plugin: object, endpoint: Endpoint[Any, Any], route: Route) -> Iterator[ContractCase]:
     def case(check: Check, **options: Any) -> ContractCase:
-        return ContractCase(endpoint, route, check, **options)
+        return ContractCase(plugin, endpoint, route, check, **options)
 
     yield case(_example_answers)
     yield case(_unknown_model)
@@ -102,8 +113,7 @@ def _cases(endpoint: Endpoint[Any, Any], route: Route) -> Iterator[ContractCase]
         yield case(_malformed_bodies)
         yield case(_unknown_fields_are_ignored)
         yield case(_body_limit, server={"max_body_bytes": 2000})
-    operations = endpoint.operations if route.operations is None else route.operations
-    if operations:
+    if _operations(endpoint, route):
         yield case(_overload, server={"max_queue_requests": 2})
         yield case(_deadline)
         yield case(_engine_fault, engine=lambda: FakeEngine(fault=lambda request: InternalError("a fault on demand")))

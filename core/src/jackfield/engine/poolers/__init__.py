@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from jackfield.client import ModelCard
 from jackfield.engine.scheduler import Sequence
 from jackfield.errors import NonFiniteOutput, ServingError
 from jackfield.outputs import FloatArray
 from jackfield.params import PoolingParams
 
-__all__ = ["Pooler", "SequenceResult", "Span", "pool", "spans_of"]
+__all__ = ["LoadedModel", "Pooler", "SequenceResult", "Span", "pool", "spans_of"]
 
 SequenceResult = dict[str, FloatArray] | ServingError
 
@@ -35,8 +38,24 @@ class Span:
         return self.start + self.length
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What the factory of a plugin's pooler is given.
+
+    card, config: what its files say, and its config.json. folder: of its transformers files, weights of heads among them. model: the base
+    that makes the hidden states; its weights are shared, and not to be changed.
+    """
+
+    card: ModelCard
+    config: dict[str, Any]
+    folder: Path
+    model: torch.nn.Module
+    device: torch.device
+    dtype: torch.dtype
+
+
 class Pooler(Protocol):
-    """Computes some outputs. One object a model, called by several threads at once."""
+    """Computes some outputs. One object a model, called by several threads at once; what it gives a sequence must not depend on others."""
 
     @property
     def outputs(self) -> tuple[str, ...]:

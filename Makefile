@@ -55,6 +55,9 @@ bench-memory: $(VENV)/.test  ## Memory over 100,000 requests
 bench-web: $(VENV)/.test  ## The HTTP side alone
 	$(PYTHON) -m benchmarks.web $(ARGS)
 
+parity: $(VENV)/.test  ## Compare with sentence-transformers and transformers; writes docs/parity.md
+	$(PYTHON) -m tests.parity
+
 clean:  ## Remove what was built
 	rm -rf $(VENV) dist build
 

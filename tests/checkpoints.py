@@ -133,12 +133,16 @@ def save_checkpoint(
             if parameter.dim() == 1:  # biases and norms start as constants, which would hide a missing one
                 parameter.add_(torch.randn_like(parameter) * STD)
     model.to(dtype).save_pretrained(folder)
-    save_tokenizer(folder, pad_id=config["pad_token_id"])
+    types = getattr(model.config, "type_vocab_size", 0) or 0
+    save_tokenizer(folder, pad_id=config["pad_token_id"], has_types=types > 1)
     return folder
 
 
-def save_tokenizer(folder: Path, *, pad_id: int, model_max_length: int | None = 128) -> None:
-    """Single bytes as tokens, framed by <s> and </s>; padding and truncation baked into the file, as published ones often have."""
+def save_tokenizer(folder: Path, *, pad_id: int, model_max_length: int | None = 128, has_types: bool = False) -> None:
+    """Single bytes as tokens, framed by <s> and </s>; padding and truncation baked into the file, as published ones often have.
+
+    has_types: it names `token_type_ids` as an input of the model, as BERT's does and RoBERTa's does not.
+    """
     specials = SPECIALS[pad_id]
     vocab = {token: index for index, token in enumerate([*specials, *sorted(ByteLevel.alphabet())])}
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=[], unk_token="<unk>"))
@@ -159,7 +163,7 @@ def save_tokenizer(folder: Path, *, pad_id: int, model_max_length: int | None = 
         "pad_token": "<pad>",
         "unk_token": "<unk>",
     }
-    if pad_id == 0:  # as BERT's, and no RoBERTa's
+    if has_types:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]  # type: ignore[assignment]
     if model_max_length is not None:
         config["model_max_length"] = model_max_length  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import transformers
 
 from jackfield import errors
 from jackfield.config import convert, load_settings
@@ -25,6 +26,8 @@ from jackfield.http.system import SYSTEM_PATHS, ModelEntry
 from jackfield.plugins import LoadedEndpoint, load_plugins
 from jackfield.settings import CorsSettings, EndpointSettings, EngineSettings, ModelSettings, ServerSettings, Settings
 from jackfield.testing import make_client, make_server
+from tests.checkpoints import IN_BUCKETS, KINDS
+from tests.parity import TASKS, name_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -167,6 +170,22 @@ def test_an_error_has_its_status_and_type(name: str) -> None:
         assert (int(cells[1]), code(cells[2])) == (kind.status, [kind.type])
     else:
         assert int(cells[1]) == 2
+
+
+# Parity
+
+
+def test_every_architecture_is_in_the_parity_table() -> None:
+    """The page is measured (`make parity`); that it is of these checkpoints and tasks is held here."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page("parity.md").splitlines() if line.startswith("| ")]
+    rows = {(name, task): (float(difference), path) for name, task, _, difference, path in cells[1:]}
+    for kind, (family, _) in KINDS.items():
+        for task, _, _ in TASKS:
+            if task == "token_classify" and not hasattr(transformers, f"{family}ForTokenClassification"):
+                continue
+            difference, path = rows[name_of(kind), task]
+            assert difference <= 1e-5
+            assert path == ("buckets" if kind in IN_BUCKETS else "packed")
 
 
 # Routes, fields, metrics

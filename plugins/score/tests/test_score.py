@@ -28,10 +28,14 @@ DOCUMENTS = ["machines that learn", "pizza", "", "a much longer document than al
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     head = "ForSequenceClassification"
+    for name, activation in (("saved", None), ("saved-tanh", torch.nn.Tanh()), ("saved-identity", torch.nn.Identity())):
+        made = save_checkpoint(root / f"plain-{name}", "bert", head=head, num_labels=1, seed=4)
+        CrossEncoder(str(made), device="cpu", activation_fn=activation).save_pretrained(str(root / name))
     return {
         "ce": save_checkpoint(root / "ce", "bert", head=head, num_labels=1),
         "identity": save_checkpoint(root / "identity", "bert", head=head, num_labels=1, seed=1, sentence_transformers=IDENTITY),
         "roberta": save_checkpoint(root / "roberta", "roberta", head=head, num_labels=1, seed=2),
+        **{name: root / name for name in ("saved", "saved-tanh", "saved-identity")},
         "three": save_checkpoint(root / "three", "bert", head=head, num_labels=3, seed=3),
         "bi": save_sentence_transformer(root / "bi", "bert", max_seq_length=128, prompts={"query": "q: ", "document": "d: "}),
     }
@@ -51,7 +55,7 @@ def scores(answer: httpx.Response) -> list[float]:
     return [item["score"] for item in data]
 
 
-@pytest.mark.parametrize("model", ["ce", "identity", "roberta"])
+@pytest.mark.parametrize("model", ["ce", "identity", "roberta", "saved", "saved-tanh", "saved-identity"])
 def test_scores_are_those_of_sentence_transformers(client: httpx.Client, folders: dict[str, Path], model: str) -> None:
     pairs = [pair for pair in PAIRS if pair[0]]
     expected = CrossEncoder(str(folders[model]), device="cpu").predict(pairs, batch_size=1)

@@ -35,13 +35,16 @@ class ClassFiles(Struct, frozen=True, kw_only=True):
         return ("score", "classify") if len(self.labels) == 1 else ("classify",)
 
 
-def read_classes(spec: ModelSpec, config: dict[str, Any], architecture: str) -> ClassFiles | None:
-    """None for a model without a head of classes. Raises: ModelError for labels that are none, or an activation that is not torch's own."""
+def read_classes(spec: ModelSpec, config: dict[str, Any], sentence: dict[str, Any], architecture: str) -> ClassFiles | None:
+    """None for a model without a head of classes. sentence: its config_sentence_transformers.json, or nothing.
+
+    Raises: ModelError for labels that are none, or an activation that is not torch's own.
+    """
     per_token = architecture.endswith("ForTokenClassification")
     if not per_token and not architecture.endswith("ForSequenceClassification"):
         return None
     labels = _labels(spec, config)
-    own = _own_activation(spec, config)
+    own = _own_activation(spec, config, sentence)
     default = "softmax" if per_token or len(labels) > 1 else "sigmoid"
     problem = config.get("problem_type")
     return ClassFiles(
@@ -66,12 +69,16 @@ def _labels(spec: ModelSpec, config: dict[str, Any]) -> tuple[str | None, ...]:
     return tuple(names.get(number) for number in range(count))
 
 
-def _own_activation(spec: ModelSpec, config: dict[str, Any]) -> str | None:
-    """The activation that sentence-transformers has written into a cross-encoder's configuration."""
+def _own_activation(spec: ModelSpec, config: dict[str, Any], sentence: dict[str, Any]) -> str | None:
+    """The activation that sentence-transformers has written: since release 6 into a file of its own, before into config.json."""
     newer = config.get("sentence_transformers")
-    path = (newer.get("activation_fn") if isinstance(newer, dict) else None) or config.get("sbert_ce_default_activation_function")
+    path = (
+        sentence.get("activation_fn")
+        or (newer.get("activation_fn") if isinstance(newer, dict) else None)
+        or config.get("sbert_ce_default_activation_function")
+    )
     if path is None:
         return None
     if not isinstance(path, str) or not path.startswith("torch.nn.modules."):
-        raise ModelError(f"model {spec.id!r}: its config.json wants the activation {path!r}; only torch.nn.modules.* are run")
+        raise ModelError(f"model {spec.id!r}: its files want the activation {path!r}; only torch.nn.modules.* are run")
     return _KNOWN.get(path.rpartition(".")[2], path)

@@ -83,14 +83,14 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
     _refuse_remote_code(spec, config, _json(spec, transformer / "tokenizer_config.json") or {})
     text_config = config.get("text_config", config)
     architecture = (config.get("architectures") or [""])[0]
-    classes = None if "Pooling" in modules else read_classes(spec, config, architecture)
+    sentence = _json(spec, folder / "config_sentence_transformers.json") or {}
+    classes = None if "Pooling" in modules else read_classes(spec, config, sentence, architecture)
     modes, include_prompt, notes = _pooling(spec, folder, modules, architecture.endswith(_CAUSAL), heads=classes is not None)
     dense = tuple(_dense(spec, folder, name) for key, name in modules.items() if key.startswith("Dense"))
     hidden = int(text_config.get("hidden_size") or text_config.get("dim") or text_config.get("n_embd") or 0)
     embedding_size = dense[-1].out_features if dense else hidden * len(modes)
     rope, switch = _rope(text_config)
     max_length, lowercase, length_note = _lengths(spec, transformer, text_config, switch if rope == "dynamic" else 0)
-    prompts = _json(spec, folder / "config_sentence_transformers.json") or {}
     matryoshka, dimensions = _matryoshka(spec, config)
     card = ModelCard(
         id=spec.id,
@@ -106,8 +106,8 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
         matryoshka=matryoshka,
         dimensions=dimensions,
         normalize="Pooling" not in modules or "Normalize" in modules,
-        prompts={str(name): str(text) for name, text in (prompts.get("prompts") or {}).items()},
-        default_prompt=prompts.get("default_prompt_name"),
+        prompts={str(name): str(text) for name, text in (sentence.get("prompts") or {}).items()},
+        default_prompt=sentence.get("default_prompt_name"),
         exclude_prompt=not include_prompt,
         lowercase=lowercase,
         notes=(*notes, *length_note),

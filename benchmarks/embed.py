@@ -18,14 +18,14 @@ from benchmarks.servers import pss_bytes, serving
 from benchmarks.workload import bodies, model_folder
 from jackfield.engine.cpu import usable_cpus
 
-__all__ = ["main"]
+__all__ = ["Limit", "main"]
 
 
 class Limit:
     """The bare forward pass in a process of its own, idle while the server is measured."""
 
-    def __init__(self, dtype: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.limit", model_folder(), dtype, str(usable_cpus())]
+    def __init__(self, folder: str, dtype: str, work: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.limit", folder, dtype, str(usable_cpus()), work]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.answer()
 
@@ -48,7 +48,7 @@ class Limit:
 
 def round_of(dtype: str, slices: int, seconds: float) -> dict[str, Any]:
     """One round: limit and server in turn, a few seconds each, since the machine's own speed drifts; then memory."""
-    limit = Limit(dtype)
+    limit = Limit(model_folder(), dtype, "texts")
     figures: dict[str, Any] = {"limit": [], "embed32_4": [], "embed1_32": [], "limit_one": [], "embed1_1": []}
     with serving("config/quickstart.toml", "--set", f"models.minilm.dtype={dtype}") as server:
         url = f"{server.url}/v1/embeddings"

@@ -68,7 +68,7 @@ def main() -> None:
             work = batches(budget, arguments.count)
             times: dict[str, list[float]] = {"bare": [], "engine": []}
             for batch in [*work[:5], *work]:  # the first ones warm up
-                prompts = sorted(batch, key=len)
+                prompts = [(ids, [0] * len(ids)) for ids in sorted(batch, key=len)]
                 started = time.perf_counter()
                 forward(bare, prompts)
                 between = time.perf_counter()

@@ -12,8 +12,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run each in a process of its own; the first that fails ends the run."""
-    embeddings = [["benchmarks.embed", "float32"]] + ([["benchmarks.embed", "bfloat16"]] if has_fast_bfloat16() else [])
-    for module, *arguments in [*embeddings, ["benchmarks.web"], ["benchmarks.memory"]]:
+    dtypes = ["float32", "bfloat16"] if has_fast_bfloat16() else ["float32"]
+    pooling = [[f"benchmarks.{name}", dtype] for name in ("embed", "heads") for dtype in dtypes]
+    for module, *arguments in [*pooling, ["benchmarks.web"], ["benchmarks.memory"]]:
         print(f"\n{module} {' '.join(arguments)}", flush=True)
         subprocess.run([sys.executable, "-m", module, *arguments], check=True)
 

@@ -25,7 +25,7 @@ from jackfield.engine.files import ModelFiles, read_model_files
 from jackfield.engine.layers import replace_layers
 from jackfield.engine.linear import replace_linears
 from jackfield.engine.poolers import LoadedModel, Pooler, Span
-from jackfield.engine.poolers.labels import detach_head
+from jackfield.engine.poolers.labels import Head, detach_head
 from jackfield.engine.poolers.load import FLOAT32_TOLERANCE, label_poolers, plugin_poolers, vector_poolers
 from jackfield.engine.runner import ModelRunner
 from jackfield.errors import ModelError
@@ -59,7 +59,7 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     alone = _alone(runner, trial)
     why = _why_not_packed(model)
     if not why:
-        _speed_up(model)
+        _speed_up(model, head)
         runner = _runner(files, model, poolers, packed=True)
         why = _check(runner, trial, alone)
     if why:
@@ -76,24 +76,24 @@ def load_model(spec: ModelSpec) -> ModelRunner:
         card=runner.card, config=files.config, folder=Path(files.transformer), model=model, device=runner.device, dtype=runner.dtype
     )
     poolers |= plugin_poolers(spec, loaded, states, spans)
+    _trim()
     return runner
 
 
-def _speed_up(model: torch.nn.Module) -> None:
+def _speed_up(model: torch.nn.Module, head: Head | None) -> None:
     """Put faster layers in place of the model's own, and let go of what they have copied."""
     layers, linears = replace_layers(model), replace_linears(model)
     log.debug("%s: %d layers replaced, and %d linear layers beside them", type(model).__name__, layers, linears)
     if linears or layers:
         # A file of weights stays mapped as a whole as long as one tensor lies in it.
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *(head.parameters() if head is not None else ())]:
             if parameter.device.type == "cpu":
                 parameter.data = parameter.data.clone()
-    gc.collect()
-    _trim()
 
 
 def _trim() -> None:
     """Give freed memory back to the system where the C library can: 20 MB and more after the copies of a load."""
+    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

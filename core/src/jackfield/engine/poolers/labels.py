@@ -8,6 +8,7 @@ bfloat16 a sigmoid is 1 from a logit of 6 on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,10 @@ class Head:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model.float()
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Its weights."""
+        return self._model.parameters()
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """`[n, L, H]` to `[n, labels]`, or `[n, L, labels]` from a head of tokens; float32."""

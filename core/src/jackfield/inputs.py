@@ -10,7 +10,7 @@ from jackfield.errors import BadRequest, EmptyPrompt
 from jackfield.prompts import ChatPrompt, Prompt, TextPrompt, TokensPrompt
 from jackfield.schema import ChatMessage, Request, template_messages
 
-__all__ = ["InputRequest", "input_prompts"]
+__all__ = ["InputRequest", "aliased", "input_prompts"]
 
 Input = Annotated[
     str | list[str | int | list[int]],
@@ -55,8 +55,6 @@ def input_prompts(request: InputRequest, *, prefix: str = "", text_only: tuple[s
     """
     if request.chat_template is not None:
         raise BadRequest("Chat templates of a request are refused; the model's own is used.", param="chat_template")
-    if request.truncate_prompt_tokens == 0:
-        raise BadRequest("truncate_prompt_tokens is 0, which would leave no prompt.", param="truncate_prompt_tokens")
     if (request.input is None) == (request.messages is None):
         raise BadRequest("One of `input` and `messages` is needed, and not both.", param="input")
     if request.messages is not None:
@@ -67,6 +65,16 @@ def input_prompts(request: InputRequest, *, prefix: str = "", text_only: tuple[s
     if isinstance(request.input, str):
         return [_text(request, request.input, "input", prefix)]
     return _list(request, request.input, prefix, text_only)
+
+
+def aliased(request: Request, name: str, alias: str) -> Any:
+    """The value of a field that has an older name; None if neither is given. Raises: BadRequest when both are, and differ."""
+    value, other = getattr(request, name), getattr(request, alias)
+    if value is None or other is None:
+        return other if value is None else value
+    if value != other:
+        raise BadRequest(f"{name} and {alias} are two names of one switch, and they differ.", param=alias)
+    return value
 
 
 def _list(request: InputRequest, given: list[str | int | list[int]], prefix: str, text_only: tuple[str, ...]) -> list[Prompt]:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from jackfield.errors import ModelError
+from jackfield.tiny import KINDS, tiny_model
 
 __all__ = ["looks_like_model", "resolve_source"]
 
@@ -17,11 +18,14 @@ _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/*.
 def resolve_source(model: str, source: str, *, revision: str = "", offline: bool = False) -> str:
     """The local path of a model.
 
-    source: `package:NAME/PATH` (files inside an installed Python package), a path, or a hub id. offline: take a hub id from the local
+    source: `package:NAME/PATH` (files inside an installed Python package), `tiny:KIND` (random weights, see `tiny.py`), a path, or a hub
+    id. offline: take a hub id from the local
     cache only. Raises: ModelError.
     """
     if source.startswith("package:"):
         return _in_package(model, source.removeprefix("package:"))
+    if source.startswith("tiny:"):
+        return _tiny(model, source.removeprefix("tiny:"))
     path = Path(source).expanduser()
     if path.exists():
         return str(path.resolve())
@@ -50,6 +54,12 @@ def _in_package(model: str, name: str) -> str:
     if not path.exists():
         raise ModelError(f"model {model!r}: the Python package {package!r} has no {inside!r}")
     return str(path)
+
+
+def _tiny(model: str, kind: str) -> str:
+    if kind not in KINDS:
+        raise ModelError(f"model {model!r}: source 'tiny:{kind}' is none of {', '.join(f'tiny:{name}' for name in KINDS)}")
+    return tiny_model(kind)
 
 
 def _from_hub(model: str, source: str, revision: str, offline: bool) -> str:

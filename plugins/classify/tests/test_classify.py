@@ -135,6 +135,22 @@ def test_ids_and_truncation(client: httpx.Client) -> None:
     assert "202" in check_error(client.post("/classify", json={"model": "three", "input": ["a", "ab" * 100]}), 400)
 
 
+def test_messages_where_there_is_a_template(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "chat", "bert", head=HEAD, num_labels=3)
+    path = folder / "tokenizer_config.json"
+    template = (
+        "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant: {% endif %}"
+    )
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "no"}]
+    with make_client(ClassifyEndpoint(), models={"chat": {"source": str(folder)}}, real=True) as client:
+        for more, rendered in (({}, "<s>user: hi</s><s>assistant: no</s>"), ({"add_generation_prompt": True}, None)):
+            got = probs(client.post("/classify", json={"messages": messages, **more}))
+            text = rendered or "<s>user: hi</s><s>assistant: no</s><s>assistant: "
+            same = probs(client.post("/classify", json={"input": text, "add_special_tokens": False}))
+            np.testing.assert_allclose(got, same, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

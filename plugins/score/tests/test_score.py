@@ -156,6 +156,9 @@ def test_long_documents_are_cut_and_the_query_is_whole(client: httpx.Client, fol
     answer = client.post("/score", json=body)
     np.testing.assert_allclose(scores(answer), encoder.predict([("what is ai?", long)]), atol=1e-5)
     assert answer.json()["usage"]["prompt_tokens"] == limit
+    assert "truncated_tokens" not in answer.json()["data"][0]
+    told = client.post("/score", json={**body, "text_2": [long, "short"], "return_truncation": True}).json()["data"]
+    assert [item["truncated_tokens"] for item in told] == [len(long) - (limit - 3 - len("what is ai?")), 0]
     room = limit - len("what is ai?") - 3
     tail = client.post("/score", json={"model": "ce", "text_1": "what is ai?", "text_2": long[-room:]})
     np.testing.assert_allclose(scores(client.post("/score", json={**body, "truncation_side": "left"})), scores(tail), atol=1e-6)

@@ -152,6 +152,9 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling:
         return _attend_alone(query, key, value, scaling, reach, batch.alone)
     regions = batch.layout.regions
     parts = [_attend_blocks(query, key, value, region, batch.mask(number, reach), scaling) for number, region in enumerate(regions)]
+    padding = batch.layout.total - regions[-1].end
+    if padding:
+        parts.append(parts[0].new_zeros(padding, *parts[0].shape[1:]))
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
 
 

@@ -54,9 +54,9 @@ class DenseFiles(Struct, frozen=True, kw_only=True):
 class ModelFiles(Struct, frozen=True, kw_only=True):
     """All that the loader needs to know beside the card.
 
-    transformer: the folder of config.json and weights. pooling: modes, concatenated in order. num_positions: rows of a learned position
-    table that a sequence can use, or None. position_offset: the id of a sequence's first position. classes: of a classifier's head.
-    rope_switch: the length from which on a sequence has other rotary frequencies (longrope), or 0.
+    transformer: the folder of config.json and weights. pooling: modes, concatenated in order. position_offset: the id of a sequence's first
+    position. classes: of a classifier's head. rope_switch: the length from which on a sequence has other rotary frequencies (longrope), or
+    0. window: tokens that a token attends to in some layers, or 0 for all.
     """
 
     card: ModelCard
@@ -67,6 +67,7 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     classes: ClassFiles | None = None
     position_offset: int = 0
     rope_switch: int = 0
+    window: int = 0
 
 
 def read_model_files(spec: ModelSpec) -> ModelFiles:
@@ -120,6 +121,7 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
         dense=dense,
         classes=classes,
         rope_switch=switch if rope == "longrope" else 0,
+        window=int(text_config.get("sliding_window") or text_config.get("local_attention") or 0),
         position_offset=_position_offset(text_config),
     )
 

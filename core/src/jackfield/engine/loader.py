@@ -35,8 +35,10 @@ __all__ = ["load_model"]
 
 log = logging.getLogger("jackfield.engine")
 
-# Lengths of the trial: neighbours of equal and of different length, a single token, and one longer than all others together.
+# Lengths of the trial: neighbours of equal and of different length, a single token, and one longer than all others together; with it, one
+# beyond the model's window and one beyond the switch of its rotary positions, where that takes no more tokens than these.
 TRIAL_LENGTHS = (1, 3, 3, 5, 8, 40)
+MAX_TRIAL_LENGTH = 520
 # Packed against alone in half precision; in float32 by size.
 HALF_COSINE = 0.999
 
@@ -51,7 +53,7 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     files = read_model_files(spec)
     device = _device(spec)
     whole = _load_weights(spec, files, device)
-    trial = _trial(files.card)
+    trial = _trial(files)
     logits = _logits(whole, trial) if files.classes else []
     model, head = detach_head(whole) if files.classes else (whole, None)
     poolers = vector_poolers(spec, files, device)
@@ -189,10 +191,17 @@ def _why_not_packed(model: torch.nn.Module) -> str:
     return ""
 
 
-def _trial(card: ModelCard) -> list[bytes]:
+def _trial(files: ModelFiles) -> list[bytes]:
     """Prompts for the check, shortest first."""
-    limit = card.max_length
-    return sorted((_trial_ids(card, min(length, limit), seed) for seed, length in enumerate(TRIAL_LENGTHS)), key=len)
+    card = files.card
+    beyond = [edge + 8 for edge in (files.window, files.rope_switch) if edge and edge + 8 <= MAX_TRIAL_LENGTH]
+    lengths = [min(length, card.max_length) for length in (*TRIAL_LENGTHS, *beyond)]
+    return sorted((_trial_ids(card, length, seed) for seed, length in enumerate(lengths)), key=len)
+
+
+def _segments(prompts: list[bytes]) -> list[int]:
+    """Where the second parts of the trial's prompts begin, for models that tell the parts of a pair apart."""
+    return [len(prompt) // 8 for prompt in prompts]
 
 
 def _spans(prompts: list[bytes]) -> list[Span]:
@@ -213,14 +222,14 @@ def _logits(whole: Any, prompts: list[bytes]) -> list[torch.Tensor]:
 @torch.inference_mode()
 def _alone(runner: ModelRunner, prompts: list[bytes]) -> torch.Tensor:
     """Hidden states of the trial one by one, by transformers' own modules and attention: what is right."""
-    return torch.cat([runner.hidden([prompt]) for prompt in prompts]).float()
+    return torch.cat([runner.hidden([prompt], [part]) for prompt, part in zip(prompts, _segments(prompts), strict=True)]).float()
 
 
 @torch.inference_mode()
 def _check(runner: ModelRunner, prompts: list[bytes], alone: torch.Tensor) -> str:
     """Run the trial as one batch; say how it differs from what is right, or nothing."""
     before = calls_so_far()
-    together = runner.hidden(prompts).float()
+    together = runner.hidden(prompts, _segments(prompts)).float()
     if runner.packed:
         calls, layers = calls_so_far() - before, int(getattr(runner.model.config, "num_hidden_layers", 1))
         if not calls or calls % layers:  # two passes where the trial's lengths may not be mixed

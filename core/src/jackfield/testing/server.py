@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import tempfile
 import threading
@@ -16,11 +15,6 @@ from typing import Any
 
 import httpx
 import uvicorn
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.processors import TemplateProcessing
 
 from jackfield.app import App
 from jackfield.config import convert
@@ -30,17 +24,13 @@ from jackfield.http.protocol import HTTPProtocol
 from jackfield.plugins import Plugins, load_plugins
 from jackfield.settings import Settings
 from jackfield.testing.engine import FakeEngine
+from jackfield.tiny import write_tiny
 
 __all__ = ["RunningServer", "make_client", "make_server", "write_model"]
 
 log = logging.getLogger("jackfield.testing")
 
 START_TIMEOUT_S = 60.0
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 
 
 class RunningServer:
@@ -186,21 +176,6 @@ def _serving(app: App) -> Iterator[str]:
 
 
 def write_model(folder: Path) -> str:
-    """Write a model folder without weights; returns it. Its tokenizer has single bytes, `<s>` and `</s>` around a text, and a small chat
-    template. The configuration is that of a BERT, for endpoints that use a model's files and no engine."""
-    alphabet = sorted(ByteLevel.alphabet())
-    special = ["<s>", "</s>", "<pad>"]
-    vocab = {token: index for index, token in enumerate([*special, *alphabet])}
-    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    model = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 300, "hidden_size": 8, "max_position_embeddings": 512}
-    (folder / "config.json").write_text(json.dumps(model))
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHAT_TEMPLATE}))
+    """Write a model folder without weights (`jackfield.tiny`), for endpoints that use a model's files and no engine; returns it."""
+    write_tiny(folder, weights=False)
     return str(folder)

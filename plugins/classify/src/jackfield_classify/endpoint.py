@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from jackfield import BadRequest, Context, Endpoint, InputRequest, PoolingParams, Prompt, Route, Usage, Vector, input_prompts
+from jackfield import Context, Endpoint, InputRequest, PoolingParams, Prompt, Route, Usage, Vector, aliased, input_prompts
 
 __all__ = ["ClassifyEndpoint", "ClassifyRequest", "ClassifyResponse"]
 
@@ -59,10 +59,7 @@ class ClassifyEndpoint(Endpoint[ClassifyRequest, ClassifyResponse]):
         return input_prompts(ctx.request)
 
     def pooling_params(self, ctx: Context[ClassifyRequest]) -> PoolingParams:
-        request = ctx.request
-        if request.use_activation is not None and request.activation not in (None, request.use_activation):
-            raise BadRequest("use_activation and activation are two names of one switch, and they differ.", param="activation")
-        return PoolingParams(use_activation=request.activation if request.use_activation is None else request.use_activation)
+        return PoolingParams(use_activation=aliased(ctx.request, "use_activation", "activation"))
 
     def build_response(self, ctx: Context[ClassifyRequest]) -> ClassifyResponse:
         labels = ctx.model.card.labels

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from jackfield import (
-    BadRequest,
     Context,
     InputRequest,
     Model,
@@ -16,6 +15,7 @@ from jackfield import (
     Usage,
     Vector,
     Vectors,
+    aliased,
     input_prompts,
 )
 from jackfield_embed.instructions import instruction
@@ -74,12 +74,9 @@ def prompts(model: Model, request: EmbeddingRequest) -> list[Prompt]:
 
 def params(model: Model, request: EmbeddingRequest) -> PoolingParams:
     """How the vectors are to be. Raises: BadRequest when both names of one switch contradict each other, or for dimensions."""
-    if request.normalize is not None and request.use_activation not in (None, request.normalize):
-        raise BadRequest("normalize and use_activation are two names of one switch, and they differ.", param="normalize")
     if request.dimensions is not None:
         model.check_dimensions(request.dimensions)
-    activation = request.use_activation if request.normalize is None else request.normalize
-    return PoolingParams(use_activation=activation, dimensions=request.dimensions)
+    return PoolingParams(use_activation=aliased(request, "use_activation", "normalize"), dimensions=request.dimensions)
 
 
 def response(ctx: Context[Any], request: EmbeddingRequest) -> EmbeddingResponse:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from jackfield import BadRequest, Context, Endpoint, InputRequest, PoolingParams, Prompt, Route, Usage, Vector, input_prompts
+from jackfield import BadRequest, Context, Endpoint, InputRequest, PoolingParams, Prompt, Route, Usage, Vector, aliased, input_prompts
 
 __all__ = ["PoolingEndpoint", "PoolingRequest", "PoolingResponse"]
 
@@ -73,9 +73,7 @@ class PoolingEndpoint(Endpoint[PoolingRequest, PoolingResponse]):
             if output != "embed":
                 raise BadRequest(f"dimensions has no meaning for {output}, only for embed.", param="dimensions")
             ctx.model.check_dimensions(request.dimensions)
-        if request.use_activation is not None and request.normalize not in (None, request.use_activation):
-            raise BadRequest("use_activation and normalize are two names of one switch, and they differ.", param="normalize")
-        activation = request.normalize if request.use_activation is None else request.use_activation
+        activation = aliased(request, "use_activation", "normalize")
         return PoolingParams(outputs=(output,), use_activation=activation, dimensions=request.dimensions)
 
     def build_response(self, ctx: Context[PoolingRequest]) -> PoolingResponse:

@@ -76,8 +76,6 @@ class RerankEndpoint(Endpoint[RerankRequest, RerankResponse]):
 
     def preprocess(self, ctx: Context[RerankRequest]) -> list[Prompt]:
         request = ctx.request
-        if request.truncate_prompt_tokens == 0:
-            raise BadRequest("truncate_prompt_tokens is 0, which would leave no prompt.", param="truncate_prompt_tokens")
         if request.max_chunks_per_doc not in (None, 1):
             raise BadRequest("Documents are not cut into chunks; max_chunks_per_doc must be 1 or left out.", param="max_chunks_per_doc")
         if request.relevant_spans is not None:

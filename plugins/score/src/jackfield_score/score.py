@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from jackfield import BadRequest, Context, Endpoint, EndpointRegistry, PoolingParams, Prompt, Request, Route, Usage, hookimpl
 from jackfield_score.pairs import Cut, Pairs, params
@@ -30,6 +31,7 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
     ] = None
     truncation_side: Annotated[Literal["left", "right"] | None, Meta(description="Which end of a document is cut off.")] = None
     max_tokens_per_doc: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="Tokens of a document; 0 for no bound.")] = None
+    return_truncation: Annotated[bool | None, Meta(description="True tells for each pair how many tokens of its document were cut.")] = None
 
 
 class ScoreItem(Struct, frozen=True, kw_only=True):
@@ -38,6 +40,7 @@ class ScoreItem(Struct, frozen=True, kw_only=True):
     index: int
     score: float
     object: str = "score"
+    truncated_tokens: int | UnsetType = UNSET
 
 
 class ScoreResponse(Struct, frozen=True, kw_only=True):
@@ -70,8 +73,6 @@ class ScoreEndpoint(Endpoint[ScoreRequest, ScoreResponse]):
 
     def preprocess(self, ctx: Context[ScoreRequest]) -> list[Prompt]:
         request = ctx.request
-        if request.truncate_prompt_tokens == 0:
-            raise BadRequest("truncate_prompt_tokens is 0, which would leave no prompt.", param="truncate_prompt_tokens")
         cut = Cut(total=request.truncate_prompt_tokens, document=request.max_tokens_per_doc or None, side=request.truncation_side)
         pairs = _pairs(request)
         ctx.state["pairs"] = pairs
@@ -82,7 +83,11 @@ class ScoreEndpoint(Endpoint[ScoreRequest, ScoreResponse]):
 
     def build_response(self, ctx: Context[ScoreRequest]) -> ScoreResponse:
         pairs: Pairs = ctx.state["pairs"]
-        data = [ScoreItem(index=index, score=score) for index, score in enumerate(pairs.scores(ctx))]
+        cut: Sequence[int | UnsetType] = pairs.num_cut(ctx) if ctx.request.return_truncation else [UNSET] * len(pairs.documents)
+        data = [
+            ScoreItem(index=index, score=score, truncated_tokens=num)
+            for index, (score, num) in enumerate(zip(pairs.scores(ctx), cut, strict=True))
+        ]
         return ScoreResponse(id=ctx.id, created=ctx.created, model=ctx.model.id, data=data, usage=ctx.usage())
 
 

@@ -1,4 +1,4 @@
-"""Reranking, scores and classification served, beside the bare packed forward pass of the same run; and memory with three models.
+"""Reranking, scores and classification served, beside the bare packed forward pass of the same run.
 
 A cross-encoder and a classifier of MiniLM's size: MiniLM's own weights under heads of random ones, written into a temporary folder.
 `--save FOLDER` keeps them, with one for entities, and does no more: `config/heads.toml` serves them.
@@ -22,11 +22,11 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from benchmarks.embed import Limit
 from benchmarks.loadgen import run_load
 from benchmarks.results import machine, write
-from benchmarks.servers import pss_bytes, serving
+from benchmarks.servers import serving
 from benchmarks.workload import bodies, model_folder
 from jackfield.engine.cpu import usable_cpus
 
-__all__ = ["main"]
+__all__ = ["main", "save_config", "save_heads"]
 
 # What is measured: the work of the limit, the model that does it, the path, and the number of connections.
 WORKS = {
@@ -65,7 +65,7 @@ def save_config(folder: Path, models: dict[str, str], dtype: str) -> str:
 
 
 def round_of(config: str, models: dict[str, str], dtype: str, slices: int, seconds: float) -> dict[str, Any]:
-    """One round: limits and server in turn, a few seconds each, since the machine's own speed drifts; then memory."""
+    """One round: limits and server in turn, a few seconds each, since the machine's own speed drifts."""
     limits = {name: Limit(models[model], dtype, work) for name, (work, model, _, _) in WORKS.items()}
     figures: dict[str, Any] = {name: {"limit": [], "load": []} for name in WORKS}
     with serving(config) as server:
@@ -77,7 +77,6 @@ def round_of(config: str, models: dict[str, str], dtype: str, slices: int, secon
                 figures[name]["limit"].append(limits[name].ask(f"many {seconds}"))
                 figures[name]["load"].append(asdict(run_load(server.url + path, requests, connections, seconds=seconds)))
             figures[name]["limit"].append(limits[name].ask(f"many {seconds}"))
-        figures["pss_mb"] = pss_bytes(server.processes()) / 1e6
     for limit in limits.values():
         limit.end()
     return figures
@@ -89,23 +88,7 @@ def ratios(figures: dict[str, Any]) -> list[float]:
     return [load["texts_per_s"] * 2 / (limits[i] + limits[i + 1]) for i, load in enumerate(figures["load"])]
 
 
-def idle_memory(folder: Path, models: dict[str, str], dtype: str) -> dict[str, float]:
-    """PSS of all processes by the number of models, each having answered one request; and of the weights."""
-    sizes: dict[str, float] = {}
-    for count in (1, len(models)):
-        chosen = dict(list(models.items())[:count])
-        with serving(save_config(folder, chosen, dtype)) as server:
-            for name, path in (("minilm", "/v1/embeddings"), ("ranker", "/score"), ("mood", "/classify")):
-                if name in chosen:
-                    kind = "score1" if name == "ranker" else "embed1"
-                    run_load(server.url + path, bodies(kind, name)[:32], 4, seconds=30, count=32)
-            sizes[f"{count} models"] = pss_bytes(server.processes()) / 1e6
-    files = [path for source in models.values() for path in Path(source).glob("*.safetensors")]
-    sizes["weights of one"] = sum(path.stat().st_size for path in files) / len(models) / 1e6 / (1 if dtype == "float32" else 2)
-    return sizes
-
-
-def summary(rounds: list[dict[str, Any]], memory: dict[str, float]) -> dict[str, float]:
+def summary(rounds: list[dict[str, Any]]) -> dict[str, float]:
     """Medians over all slices of all rounds."""
 
     result: dict[str, float] = {}
@@ -117,8 +100,7 @@ def summary(rounds: list[dict[str, Any]], memory: dict[str, float]) -> dict[str,
         result[f"{name}, of the limit"] = statistics.median(ratio for figures in mine for ratio in ratios(figures))
         result[f"{name}, errors"] = sum(load["errors"] for load in loads)
     result["ready s"] = statistics.median(figures["ready_s"] for figures in rounds)
-    result = {name: round(value, 3) for name, value in result.items()}
-    return result | {f"PSS MB, {name}": round(size, 1) for name, size in memory.items()}
+    return {name: round(value, 3) for name, value in result.items()}
 
 
 def main() -> None:
@@ -139,16 +121,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = save_heads(folder)
-        memory = idle_memory(folder, models, arguments.dtype)
         config = save_config(folder, models, arguments.dtype)
         for number in range(arguments.rounds):
             rounds.append(round_of(config, models, arguments.dtype, arguments.slices, arguments.seconds))
-            print(f"round {number + 1}: {json.dumps(summary(rounds[-1:], memory))}", flush=True)
-    for key, value in summary(rounds, memory).items():
+            print(f"round {number + 1}: {json.dumps(summary(rounds[-1:]))}", flush=True)
+    for key, value in summary(rounds).items():
         print(f"{key:32} {value}")
     if not arguments.dry:
         what = f"all-MiniLM-L6-v2 and two heads over its weights, {arguments.dtype}"
-        write(f"heads-{arguments.dtype}", {"what": what, **machine(), "summary": summary(rounds, memory), "rounds": rounds})
+        write(f"heads-{arguments.dtype}", {"what": what, **machine(), "summary": summary(rounds), "rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class ModelTokenizer:
             base.normalizer = NormalizerSequence([Lowercase(), *rest])
         self._serialized = base.to_str()
         self._local = threading.local()
-        self._local.tokenizer = base
+        self._spare = [base]  # for the first thread that encodes: 8 MB for a vocabulary of 30,000
         self.vocab_size = base.get_vocab_size(with_added_tokens=True)
         self._head, self._tail = _special_tokens(card, base)
         self._pair_frame = pair_frame(base)
@@ -164,7 +164,11 @@ class ModelTokenizer:
         """This thread's own copy."""
         tokenizer: Tokenizer | None = getattr(self._local, "tokenizer", None)
         if tokenizer is None:
-            tokenizer = self._local.tokenizer = Tokenizer.from_str(self._serialized)
+            try:
+                tokenizer = self._spare.pop()
+            except IndexError:
+                tokenizer = Tokenizer.from_str(self._serialized)
+            self._local.tokenizer = tokenizer
         return tokenizer
 
     def _encode(self, texts: list[str], special: bool, params: list[str | None], with_offsets: bool = False) -> list[Encoding]:

@@ -19,6 +19,7 @@ import torch
 from jackfield.client import EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.engine.cpu import usable_cpus
 from jackfield.engine.loader import load_model
+from jackfield.engine.memory import large_blocks_apart
 from jackfield.engine.poolers import SequenceResult
 from jackfield.engine.runner import ModelRunner
 from jackfield.engine.scheduler import Group, Scheduler, Sequence, Step
@@ -69,7 +70,8 @@ class Engine:
         """
         for position, spec in enumerate(specs):
             progress(Progress(model=spec.id, what="loading models", done=position, total=len(specs)))
-            self._runners[spec.id] = load_model(spec)
+            with large_blocks_apart():
+                self._runners[spec.id] = load_model(spec)
         progress(Progress(model="", what="loading models", done=len(specs), total=len(specs)))
         self._scheduler.by_length = {model for model, runner in self._runners.items() if not runner.packed}
         on_gpu = any(runner.card.device != "cpu" for runner in self._runners.values())

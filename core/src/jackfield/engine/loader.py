@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import inspect
 import itertools
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from jackfield.engine.cpu import has_fast_bfloat16
 from jackfield.engine.files import ModelFiles, read_model_files
 from jackfield.engine.layers import replace_layers
 from jackfield.engine.linear import replace_linears
+from jackfield.engine.memory import trim
 from jackfield.engine.poolers import LoadedModel, Pooler, Span
 from jackfield.engine.poolers.labels import Head, detach_head
 from jackfield.engine.poolers.load import FLOAT32_TOLERANCE, label_poolers, plugin_poolers, vector_poolers
@@ -78,7 +76,7 @@ def load_model(spec: ModelSpec) -> ModelRunner:
         card=runner.card, config=files.config, folder=Path(files.transformer), model=model, device=runner.device, dtype=runner.dtype
     )
     poolers |= plugin_poolers(spec, loaded, states, spans)
-    _trim()
+    trim()
     return runner
 
 
@@ -91,14 +89,6 @@ def _speed_up(model: torch.nn.Module, head: Head | None) -> None:
         for parameter in [*model.parameters(), *(head.parameters() if head is not None else ())]:
             if parameter.device.type == "cpu":
                 parameter.data = parameter.data.clone()
-
-
-def _trim() -> None:
-    """Give freed memory back to the system where the C library can: 20 MB and more after the copies of a load."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _runner(files: ModelFiles, model: torch.nn.Module, poolers: dict[str, Pooler], *, packed: bool) -> ModelRunner:

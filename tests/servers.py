@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,13 @@ class Served:
 
     def log(self) -> str:
         return "\n".join(self.lines)
+
+    def wrote(self, text: str, timeout_s: float = 10) -> bool:
+        """Whether it has written this, or does so soon: an answer may be here before the log's line is read."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.log() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return text in self.log()
 
     def end(self, timeout_s: float = 60) -> int:
         """SIGTERM, and the exit code."""

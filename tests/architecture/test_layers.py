@@ -22,7 +22,7 @@ MSGSPEC = {"msgspec"}
 WORDS = {"client", "config", "errors", "inputs", "outputs", "params", "prompts", "schema", "settings"}
 CONTRACT = {"context", "endpoint", "hookspecs", "poolers"}
 PIPELINE = {"admission", "binding", "encoding", "pairing", "pipeline", "plugins", "sources", "stages", "tiny", "tokenization", "watchdog"}
-ROOT_MODULES = {"app", "cli", "serve", "testing", "worker"}
+ROOT_MODULES = {"app", "cli", "conformance", "scaffold", "serve", "testing", "worker"}
 
 # layer -> (modules of it, core modules it may import, libraries it may import); None: anything
 LAYERS: dict[str, tuple[set[str], set[str] | None, set[str] | None]] = {
@@ -32,7 +32,7 @@ LAYERS: dict[str, tuple[set[str], set[str] | None, set[str] | None]] = {
     "pipeline": (
         PIPELINE,
         WORDS | CONTRACT | PIPELINE,
-        {"huggingface_hub", "msgspec", "numpy", "orjson", "pluggy", "safetensors", "tokenizers", "transformers"},
+        {"huggingface_hub", "msgspec", "numpy", "orjson", "packaging", "pluggy", "safetensors", "tokenizers", "transformers"},
     ),
     "http": ({"http"}, WORDS | CONTRACT | PIPELINE | {"http"}, {"litestar", "msgspec", "prometheus_client", "uvicorn"}),
     "root": (ROOT_MODULES, None, None),
@@ -163,6 +163,18 @@ def test_default_toml_of_each_endpoint_is_its_struct() -> None:
         table = tomllib.loads((Path(module.__file__).parent / "default.toml").read_text())
         assert set(table) == {"endpoints"}
         assert table["endpoints"][name] == without_none(msgspec.to_builtins(loaded.endpoint.settings()))
+
+
+def test_default_toml_of_each_plugin_without_endpoint_is_its_struct() -> None:
+    for point in installed_plugins():
+        target = point.load()
+        kind = getattr(target, "settings", None)
+        if not isinstance(target, type) or kind is None:
+            continue
+        module = sys.modules[target.__module__.partition(".")[0]]
+        assert module.__file__
+        table = tomllib.loads((Path(module.__file__).parent / "default.toml").read_text())
+        assert table == {"plugins": {point.name: without_none(msgspec.to_builtins(kind()))}}
 
 
 def test_default_toml_comments_every_key() -> None:

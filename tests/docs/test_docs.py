@@ -144,11 +144,13 @@ def test_the_keys_of_default_toml_are_documented() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("plugins/*/src/*/default.toml")), ids=lambda path: path.parts[-4])
-def test_an_endpoints_own_keys_are_documented(path: Path) -> None:
-    for name, keys in tomllib.loads(path.read_text(encoding="utf-8"))["endpoints"].items():
-        common = documented_keys("[endpoints.NAME]")
-        for key in keys:
-            assert key in common or f"`{key}`" in readme(name), f"{key} of [endpoints.{name}]"
+def test_a_plugins_own_keys_are_documented(path: Path) -> None:
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    text = (path.parents[2] / "README.md").read_text(encoding="utf-8")
+    for kind, common in (("endpoints", documented_keys("[endpoints.NAME]")), ("plugins", {})):
+        for name, keys in tables.get(kind, {}).items():
+            for key in keys:
+                assert key in common or f"`{key}`" in text, f"{key} of [{kind}.{name}]"
 
 
 # Errors

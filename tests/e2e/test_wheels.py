@@ -13,13 +13,15 @@ import pytest
 from tests.checkpoints import save_sentence_transformer
 from tests.servers import served
 
+pytestmark = pytest.mark.wheels
+
 ROOT = Path(__file__).parents[2]
 # The build of torch that this environment was made with (see the Makefile).
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, cwd=ROOT)
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, cwd=cwd)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -54,3 +56,39 @@ def test_the_core_and_one_plugin_are_enough(python: Path, tmp_path: Path) -> Non
 def test_the_installed_command_tells_what_is_there(python: Path) -> None:
     assert "embed" in run(python.parent / "jackfield", "plugins")
     assert "tokenize" not in run(python.parent / "jackfield", "plugins")
+
+
+@pytest.fixture(scope="module")
+def with_tools(python: Path) -> Path:
+    """The same with what the tests of a plugin need."""
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-compile",
+        "-c",
+        ROOT / "constraints.txt",
+        "pytest",
+        "httpx",
+        "hatchling",
+        "editables",
+        "mypy",
+    )
+    return python
+
+
+@pytest.mark.parametrize("kind", ["pooling", "head", "cross-cutting", "model-source"])
+def test_a_new_package_passes_its_own_tests(with_tools: Path, tmp_path: Path, kind: str) -> None:
+    commands = with_tools.parent
+    name = f"my_{kind.replace('-', '_')}"
+    folder = tmp_path / "made"
+    run(commands / "jackfield", "new", name, "--kind", kind, "--into", folder)
+    run(with_tools, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", folder)
+    run(commands / "mypy", "src", "tests", cwd=folder)
+    conformance = [f"--jackfield-conformance={name}"] if kind in ("pooling", "head") else []
+    said = run(with_tools, "-m", "pytest", "-q", *conformance, cwd=folder)
+    assert ("median CPU time of stages" in said) == bool(conformance)
+    assert run(commands / "jackfield", "check", cwd=folder).startswith("ok: 1 models (tiny)")
+    run(with_tools, "-m", "pip", "uninstall", "-q", "-y", f"jackfield-{name.replace('_', '-')}")

@@ -47,6 +47,7 @@ class SparseEndpoint(Endpoint[InputRequest, SparseResponse]):
         return SparseResponse(data=[{str(token): float(weight) for token, weight in enumerate(row) if weight > 0} for row in rows])
 
 
+# --8<-- [start:register]
 def fits(card: ModelCard, config: Mapping[str, Any]) -> bool:
     return card.architecture.endswith("ForMaskedLM")
 
@@ -59,3 +60,6 @@ def jackfield_register_endpoints(registry: EndpointRegistry) -> None:
 @hookimpl
 def jackfield_poolers(registry: PoolerRegistry) -> None:
     registry.add("sparse", "tests.plugins.sparse_pooler:SparsePooler", fits=fits)
+
+
+# --8<-- [end:register]

@@ -8,6 +8,7 @@ from transformers import AutoModelForMaskedLM
 from jackfield.engine.poolers import LoadedModel, Span
 
 
+# --8<-- [start:pooler]
 class SparsePooler:
     """The maximum over a text's tokens of log(1 + relu(logit)), for each word of the vocabulary (SPLADE, arXiv 2109.10086)."""
 
@@ -22,6 +23,7 @@ class SparsePooler:
         return [self._head(hidden[span.start : span.end]).relu().log1p().amax(0).float() for span in spans]
 
 
+# --8<-- [end:pooler]
 class _Wrong:
     outputs = ("sparse",)
 

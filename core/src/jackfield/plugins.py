@@ -11,12 +11,14 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any, Literal, Protocol
 
 import msgspec
 import pluggy
 from msgspec import Struct
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from jackfield.client import ModelCard
 from jackfield.config import Where, convert, inside, nearest
@@ -235,6 +237,7 @@ def _load(
     if len(points) > 1:
         names = " and ".join(_distribution(point)[0] for point in points)
         raise PluginError(f"{names} both declare the entry point {name!r}; uninstall one")
+    _check_requirement(points[0])
     target = points[0].load()
     _check_api(target)
     _check_api(sys.modules.get(getattr(target, "__module__", ""), target))
@@ -267,6 +270,15 @@ def _hook_reason(error: pluggy.PluginValidationError) -> str:
     unknown = re.search(r"unknown hook '(\w+)'", text)
     known = [hook for hook in vars(AppHooks) if hook.startswith("jackfield_")]
     return f"{text}.{nearest(unknown[1], known)}" if unknown else text
+
+
+def _check_requirement(point: Installed) -> None:
+    """Whether the plugin's distribution admits this release, told before anything of it is imported. Raises: PluginError."""
+    ours = version("jackfield")
+    for line in getattr(point.dist, "requires", None) or ():
+        requirement = Requirement(line)
+        if canonicalize_name(requirement.name) == "jackfield" and not requirement.specifier.contains(ours, prereleases=True):
+            raise PluginError(f"it requires jackfield{requirement.specifier}, and this is {ours}; take a version of it made for that")
 
 
 def _check_api(target: Any) -> None:

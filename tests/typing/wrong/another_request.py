@@ -1,0 +1,15 @@
+from jackfield import Context, Endpoint, PoolingParams, Prompt, Request, Route, TextPrompt
+from msgspec import Struct
+
+
+class Question(Request, frozen=True, kw_only=True):
+    text: str
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    size: int
+
+
+class Echo(Endpoint[Question, Answer]):
+    def preprocess(self, ctx: Context[Answer]) -> list[Prompt]:  # E: Argument 1 of "preprocess" is incompatible with supertype "jackfield.endpoint.Endpoint"; supertype defines the argument type as "Context[Question]"
+        return []

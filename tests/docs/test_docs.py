@@ -21,6 +21,7 @@ import transformers
 
 from jackfield import errors
 from jackfield.config import convert, load_settings
+from jackfield.endpoint import mounted
 from jackfield.errors import JackfieldError, ServingError, StartupError
 from jackfield.http.system import SYSTEM_PATHS, ModelEntry
 from jackfield.plugins import LoadedEndpoint, load_plugins
@@ -102,7 +103,7 @@ def served() -> Iterator[dict[str, Any]]:
     with make_server(*objects) as server, server.client() as client:
         for endpoint in objects:
             for route in endpoint.routes:
-                client.request(route.method, route.paths[0], json=route.example)
+                client.request(route.method, mounted(endpoint.settings().prefix, route.paths[0]), json=route.example)
         yield {"document": client.get("/openapi.json").json(), "metrics": client.get("/metrics").text}
 
 

@@ -5,6 +5,7 @@ The public names are these; plugins import nothing else of the core (`jackfield.
 
 from jackfield.client import EngineClient, EngineHealth, EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.context import Context, Model
+from jackfield.encoding import convert_body
 from jackfield.endpoint import Endpoint, EndpointRegistry, Route
 from jackfield.errors import (
     BadRequest,
@@ -111,6 +112,7 @@ __all__ = [
     "Vector",
     "Vectors",
     "aliased",
+    "convert_body",
     "hookimpl",
     "input_prompts",
     "stageimpl",

@@ -55,7 +55,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """What a model can do, read from its files, and how it runs, known once it is loaded.
 
     operations: names of `jackfield.params.OPERATIONS`, and of plugins' poolers. max_length: tokens. embedding_size: numbers a vector (None:
-    no vectors). dimensions: allowed sizes of a shortened vector; empty means any up to embedding_size if matryoshka, else none.
+    no vectors). pooling: what makes a vector of the tokens' states, several joined by +. dimensions: allowed sizes of a shortened vector;
+    empty means any up to embedding_size if matryoshka, else none.
     prompts: the model's instructions by name; default_prompt is put before every text, as sentence-transformers does.
     exclude_prompt: the instruction's tokens stay out of the vector. lowercase: texts are lower-cased before the tokenizer.
     labels: the names of a classifier's classes by number, None for one that its files do not name. activation, score_activation: what
@@ -71,6 +72,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_length: int
     vocab_size: int
     embedding_size: int | None = None
+    pooling: str | None = None
     matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
     normalize: bool = True

@@ -36,6 +36,19 @@ class Model(Struct, frozen=True, kw_only=True):
     tokenizer_info: dict[str, Any] = {}
     has_chat_template: bool = False
 
+    def instruction(self, name: str | None, *, param: str = "prompt_name") -> str:
+        """The instruction of that name, which goes before a text; without a name the model's default, or nothing.
+
+        Raises: BadRequest naming `param` for a name that the model has not.
+        """
+        prompts = self.card.prompts
+        if name is None:
+            return prompts.get(self.card.default_prompt or "", "")
+        if name not in prompts:
+            known = ", ".join(map(repr, prompts)) or "none"
+            raise BadRequest(f"Model `{self.id}` has no prompt named {name[:100]!r}; it has: {known}.", param=param)
+        return prompts[name]
+
     def check_dimensions(self, dimensions: int, *, param: str = "dimensions") -> None:
         """Whether vectors may be cut to so many numbers: the native size always, others where the model's files or the operator say so.
 

@@ -21,7 +21,7 @@ from jackfield.errors import InvalidBody, NonFiniteOutput
 from jackfield.outputs import Vector, Vectors
 from jackfield.schema import ErrorBody, ErrorDetail
 
-__all__ = ["BodyDecoder", "check_finite", "encode_error", "encode_response", "num_numbers"]
+__all__ = ["BodyDecoder", "check_finite", "convert_body", "encode_error", "encode_response", "num_numbers"]
 
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
@@ -56,6 +56,14 @@ class BodyDecoder:
             return msgspec.convert(query, self._type, strict=False)
         except msgspec.ValidationError as error:
             raise _invalid(error) from None
+
+
+def convert_body(value: Any, kind: Any) -> Any:
+    """A body that was decoded as something wider, as what it is found to be. Raises: InvalidBody naming the field, as a body's decoding."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
 
 
 def _invalid(error: msgspec.ValidationError) -> InvalidBody:

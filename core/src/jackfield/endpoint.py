@@ -27,7 +27,7 @@ from jackfield.params import PoolingParams, SamplingParams
 from jackfield.prompts import Prompt
 from jackfield.settings import EndpointSettings
 
-__all__ = ["STAGES", "Endpoint", "EndpointRegistry", "Route"]
+__all__ = ["STAGES", "Endpoint", "EndpointRegistry", "Route", "mounted"]
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -42,7 +42,8 @@ class Route(Struct, frozen=True, kw_only=True):
     request, response: msgspec types of the bodies (a GET's request comes from its query). id_prefix, operations: None takes the
     endpoint's; operations=() makes a route that never meets the engine. streams: the answer may be a stream of server-sent events when the
     request has a true `stream` field; chunk is then the type of one event. example: a body that works with any model of a fitting kind;
-    documents show it, and the contract suite sends it.
+    documents show it, and the contract suite sends it. refusal: for a route that clients know and this endpoint does not serve: why, which
+    is the whole answer, with 501. A path "/" is the endpoint's prefix itself.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -56,6 +57,12 @@ class Route(Struct, frozen=True, kw_only=True):
     example: dict[str, Any] | None = None
     summary: str = ""
     description: str = ""
+    refusal: str = ""
+
+
+def mounted(prefix: str, path: str) -> str:
+    """Where a route's path lies on the server. prefix: of the endpoint's table, or nothing."""
+    return f"{prefix}{path}".rstrip("/") or "/"
 
 
 class Endpoint(Generic[RequestT, ResponseT]):

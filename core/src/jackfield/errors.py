@@ -122,9 +122,10 @@ class EmptyPrompt(BadRequest):
 class PromptTooLong(BadRequest):
     """The prompt has more tokens than the model takes."""
 
-    def __init__(self, *, limit: int, got: int, can_cut: bool = True, param: str | None = None) -> None:
-        """can_cut: whether the route has a field that asks for truncation."""
-        advice = f"Shorten it, or ask for truncation with truncate_prompt_tokens (-1 cuts to {limit})." if can_cut else "Shorten it."
+    def __init__(self, *, limit: int, got: int, cut_by: str | None = None, param: str | None = None) -> None:
+        """cut_by: the field of the request, if there is one, that asks for truncation."""
+        how = f"{cut_by} (-1 cuts to {limit})" if cut_by == "truncate_prompt_tokens" else cut_by
+        advice = f"Shorten it, or ask for truncation with {how}." if how else "Shorten it."
         super().__init__(f"This model's maximum context length is {limit} tokens, but the prompt has {got}. {advice}", param=param)
 
 

@@ -346,8 +346,9 @@ def _check_prompts(ctx: Context[Any]) -> None:
         if count == 0:
             raise EmptyPrompt("A prompt has no token at all.", param=prompt.param)
         if count > card.max_length:
-            cuts = "truncate_prompt_tokens" in getattr(ctx.route.request, "__struct_fields__", ())
-            raise PromptTooLong(limit=card.max_length, got=count, can_cut=cuts, param=prompt.param)
+            fields = getattr(ctx.route.request, "__struct_fields__", ())
+            cut_by = next((name for name in ("truncate_prompt_tokens", "truncate") if name in fields), None)
+            raise PromptTooLong(limit=card.max_length, got=count, cut_by=cut_by, param=prompt.param)
         if max(prompt.token_ids) >= card.vocab_size:
             raise TokenOutOfVocabulary(token_id=max(prompt.token_ids), vocab_size=card.vocab_size, param=prompt.param)
 

@@ -21,7 +21,8 @@ class Prompt(Struct, frozen=True, kw_only=True):
     max_tokens: refuse a prompt of more tokens than this; None leaves it to the model's maximum.
     truncation_side: the end that is cut off; None is the model's own, right unless its tokenizer says left.
     param: the request's field that this prompt came from, for error messages (`input[3]`).
-    with_text, with_token_strs: also give back the text of the ids, or each id's vocabulary piece.
+    with_text, with_token_strs: also give back the text of the ids, or each id's vocabulary piece. skip_special_tokens: leave special tokens
+    out of that text.
     """
 
     truncate: int | None = None
@@ -30,6 +31,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
     param: str | None = None
     with_text: bool = False
     with_token_strs: bool = False
+    skip_special_tokens: bool = False
 
 
 class TextPrompt(Prompt, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ log = logging.getLogger("jackfield.stages")
 
 # What Python or the event loop take for something else than an error of a plugin's: the end of the process, of a task, of a generator.
 NO_ERRORS = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
-_PATH = re.compile(r"(/([^/{}?#\s]+|\{\w+:(str|int|float|uuid|path)\}))+")
+_PATH = re.compile(r"/|(/([^/{}?#\s]+|\{\w+:(str|int|float|uuid|path)\}))+")
 
 
 class _StageManager(pluggy.PluginManager):

@@ -222,7 +222,7 @@ class ModelTokenizer:
             prefix_length=self._prefix_length(prefix) if prefix and self.card.exclude_prompt else 0,
             segment=segment,
             num_cut=num_cut,
-            text=self._tokenizer.decode(ids, skip_special_tokens=False) if prompt.with_text else None,
+            text=self._tokenizer.decode(ids, skip_special_tokens=prompt.skip_special_tokens) if prompt.with_text else None,
             token_strs=[self._tokenizer.id_to_token(i) or "" for i in ids] if prompt.with_token_strs else None,
             param=prompt.param,
         )

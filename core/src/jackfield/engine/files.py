@@ -101,6 +101,7 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
         max_length=max_length,
         vocab_size=int(text_config.get("vocab_size", 0)),
         embedding_size=embedding_size if classes is None else None,
+        pooling="+".join(modes) if classes is None else None,
         labels=classes.labels if classes else (),
         activation=classes.activation if classes else "none",
         score_activation=classes.score_activation if classes else "none",

@@ -11,6 +11,7 @@ from litestar import Litestar
 from msgspec import Struct
 
 from jackfield.client import EngineHealth
+from jackfield.endpoint import mounted
 from jackfield.errors import PluginError
 from jackfield.http.docs import docs_handlers
 from jackfield.http.errors import exception_handler
@@ -86,11 +87,12 @@ def check_routes(routes: Iterable[tuple[str, str, str, str]]) -> None:
     for endpoint, prefix, method, path in routes:
         if prefix and not _PREFIX.fullmatch(prefix):
             raise PluginError(f'[endpoints.{endpoint}] prefix = {prefix!r} must look like "/tei": begin with a slash, not end with one')
-        key = (method, _template(prefix + path))
-        owner = "the server itself" if _is_system(prefix + path) else owners.get(key)
+        place = mounted(prefix, path)
+        key = (method, _template(place))
+        owner = "the server itself" if _is_system(place) else owners.get(key)
         if owner is not None:
             raise PluginError(
-                f"{method} {prefix}{path} of endpoint {endpoint!r} is taken already, by {owner}. Mount one of them elsewhere: "
+                f"{method} {place} of endpoint {endpoint!r} is taken already, by {owner}. Mount one of them elsewhere: "
                 f'prefix = "/..." in [endpoints.{endpoint}]'
             )
         owners[key] = f"endpoint {endpoint!r}"

@@ -15,7 +15,8 @@ from litestar.response import Stream
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from jackfield.admission import Admission, Ticket
-from jackfield.errors import BadRequest, BodyTooLarge, ClientGone, InvalidBody
+from jackfield.endpoint import mounted
+from jackfield.errors import BadRequest, BodyTooLarge, ClientGone, InvalidBody, NotSupported
 from jackfield.http.errors import answer_for
 from jackfield.http.shell import HEADERS_KEY, REQUEST_ID_KEY
 from jackfield.pipeline import BoundRoute, Call, Pipeline
@@ -38,6 +39,8 @@ def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str, max_body_
     read_query = bound.route.method == "GET"
 
     async def handler(request: Request[Any, Any, Any]) -> ASGIApp:
+        if bound.route.refusal:
+            raise NotSupported(bound.route.refusal)
         headers: Mapping[str, str] = request.scope[HEADERS_KEY]  # type: ignore[literal-required]
         own_id: str = request.scope[REQUEST_ID_KEY]  # type: ignore[literal-required]
         timeout_s = _timeout(headers)
@@ -58,7 +61,7 @@ def route_handlers(pipeline: Pipeline, bound: BoundRoute, prefix: str, max_body_
         return _Answer(body, call.ctx.response_headers)
 
     return HTTPRouteHandler(
-        [f"{prefix}{path}" for path in bound.route.paths],
+        [mounted(prefix, path) for path in bound.route.paths],
         http_method=bound.route.method,
         status_code=200,
         media_type="application/json",

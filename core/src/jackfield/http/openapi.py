@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from jackfield.endpoint import Route
+from jackfield.endpoint import Route, mounted
 from jackfield.errors import PluginError
 from jackfield.http.system import HealthStatus, ModelEntry, ModelList, Version
 from jackfield.outputs import Vector, Vectors
@@ -61,8 +61,8 @@ def build_openapi(*, version: str, routes: Iterable[tuple[str, str, Route]], key
     paths: dict[str, dict[str, Any]] = {}
     for endpoint, prefix, route in described:
         for position, path in enumerate(route.paths):
-            operation = _operation(endpoint, route, schema_of, position)
-            paths.setdefault(f"{prefix}{path}", {})[route.method.lower()] = operation
+            operation = _operation(endpoint, prefix, route, schema_of, position)
+            paths.setdefault(mounted(prefix, path), {})[route.method.lower()] = operation
     for path, name, summary, kind in _SYSTEM if metrics else _SYSTEM[:-1]:
         paths.setdefault(path, {})["get"] = _system_operation(path, name, summary, schema_of[id(kind)] if kind is not None else None)
     document: dict[str, Any] = {
@@ -88,16 +88,16 @@ def _check_types(endpoint: str, route: Route) -> None:
             raise PluginError(f"endpoint {endpoint!r}: the {name} type of {route.paths[0]} cannot be described: {error}") from error
 
 
-def _operation(endpoint: str, route: Route, schema_of: dict[int, Any], position: int) -> dict[str, Any]:
-    first = route.paths[0].strip("/").replace("/", "_")
+def _operation(endpoint: str, prefix: str, route: Route, schema_of: dict[int, Any], position: int) -> dict[str, Any]:
+    first = route.paths[0].strip("/").replace("/", "_") or "root"
     operation: dict[str, Any] = {
         "operationId": f"{endpoint}_{first}" + (f"_{position + 1}" if position else ""),
         "tags": [endpoint],
         "summary": route.summary,
         "parameters": [_ID_HEADER, _TIMEOUT_HEADER],
-        "responses": {"200": _answer(route, schema_of), **_errors()},
+        "responses": _errors("501") if route.refusal else {"200": _answer(route, schema_of), **_errors(*_STATUSES)},
     }
-    description = route.description or (f"The same as `{route.paths[0]}`." if position else "")
+    description = route.refusal or route.description or (f"The same as `{mounted(prefix, route.paths[0])}`." if position else "")
     if description:
         operation["description"] = inspect.cleandoc(description)
     if route.method == "GET":
@@ -117,9 +117,10 @@ def _answer(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
     return {"description": "The answer.", "content": content}
 
 
-def _errors() -> dict[str, Any]:
+def _errors(*codes: str) -> dict[str, Any]:
     schema = {"$ref": _REF.format(name="ErrorBody")}
-    return {code: {"description": text, "content": {"application/json": {"schema": schema}}} for code, text in _STATUSES.items()}
+    content = {"application/json": {"schema": schema}}
+    return {code: {"description": _STATUSES.get(code, "Known, and not served here."), "content": content} for code in codes}
 
 
 def _query_parameters(kind: Any) -> list[dict[str, Any]]:
@@ -144,10 +145,10 @@ def _system_operation(path: str, name: str, summary: str, schema: Any) -> dict[s
     }
     if "{" in path:
         operation["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
-        operation["responses"]["404"] = _errors()["404"]
+        operation["responses"]["404"] = _errors("404")["404"]
     if path in ("/health", "/ready"):
         operation["security"] = []
-        operation["responses"]["503"] = _errors()["503"]
+        operation["responses"]["503"] = _errors("503")["503"]
     return operation
 
 

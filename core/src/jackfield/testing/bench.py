@@ -10,25 +10,30 @@ from typing import Any
 import httpx
 import msgspec
 
-from jackfield.endpoint import Endpoint, Route
+from jackfield.endpoint import Endpoint, Route, mounted
 from jackfield.outputs import Vector, Vectors
 from jackfield.schema import ErrorBody
 from jackfield.testing.engine import FakeEngine
 from jackfield.testing.probe import StageProbe
 
-__all__ = ["Bench", "check_error", "operations_of", "read_vectors", "until"]
+__all__ = ["Bench", "check_error", "operations_of", "paths_of", "read_vectors", "until"]
 
 
 @dataclass
 class Bench:
-    """A client of a server with the endpoint, its route, the route's first path, the engine, and the plugin that watches the stages."""
+    """A client of a server with the endpoint, its route, where the route lies, the engine, and the plugin that watches the stages."""
 
     client: httpx.Client
     endpoint: Endpoint[Any, Any]
     route: Route
-    path: str
+    paths: list[str]
     engine: FakeEngine
     probe: StageProbe
+
+    @property
+    def path(self) -> str:
+        """The first of them."""
+        return self.paths[0]
 
     @property
     def example(self) -> dict[str, Any]:
@@ -42,6 +47,11 @@ class Bench:
         if self.route.method == "GET":
             return self.client.get(self.path, params=given, **options)
         return self.client.request(self.route.method, self.path, json=given, **options)
+
+
+def paths_of(endpoint: Endpoint[Any, Any], route: Route) -> list[str]:
+    """Where a route lies if the endpoint's table says nothing of a prefix."""
+    return [mounted(endpoint.settings().prefix, path) for path in route.paths]
 
 
 def operations_of(endpoint: Endpoint[Any, Any], route: Route) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ __all__ = [
     "malformed_bodies",
     "metrics_have_bounded_labels",
     "overload",
+    "refusal_is_told",
     "schema_round_trip",
     "stages_are_quick_and_leave_the_request_alone",
     "unknown_fields_are_ignored",
@@ -132,16 +133,23 @@ def body_limit(bench: Bench) -> None:
 
 def key_is_needed(bench: Bench) -> None:
     """With a key configured no path answers without it."""
-    for path in bench.route.paths:
+    for path in bench.paths:
         check_error(bench.client.request(bench.route.method, path, json=bench.example), 401)
     check_error(bench.send(headers={"authorization": "Bearer wrong"}), 401)
     assert bench.send(headers={"authorization": "bearer secret"}).status_code == 200
 
 
+def refusal_is_told(bench: Bench) -> None:
+    """A route that is known and not served says so, to those who have a key."""
+    check_error(bench.send(), 401)
+    body = check_error(bench.send(headers={"authorization": "bearer secret"}), 501)
+    assert body.error.message == bench.route.refusal
+
+
 def every_path_is_documented(bench: Bench) -> None:
     """The OpenAPI document has each path, its references lead somewhere, and no operation has another's name."""
     document = bench.client.get("/openapi.json").json()
-    for path in bench.route.paths:
+    for path in bench.paths:
         assert bench.route.method.lower() in document["paths"][path]
     for reference in _values(document, "$ref"):
         node = document

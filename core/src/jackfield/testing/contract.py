@@ -20,7 +20,7 @@ from jackfield.errors import InternalError
 from jackfield.params import OPERATIONS
 from jackfield.plugins import installed_plugins, load_plugins
 from jackfield.testing import checks
-from jackfield.testing.bench import Bench, operations_of
+from jackfield.testing.bench import Bench, operations_of, paths_of
 from jackfield.testing.engine import FakeEngine
 from jackfield.testing.probe import StageProbe
 from jackfield.testing.server import make_server
@@ -51,7 +51,7 @@ class ContractCase:
         if self.check is not checks.wrong_capability:
             engine.operations += tuple(name for name in operations_of(self.endpoint, self.route) if name not in engine.operations)
         with make_server(self.plugin, probe, engine=engine, server=self.server) as server, server.client() as client:
-            self.check(Bench(client, self.endpoint, self.route, self.route.paths[0], engine, probe))
+            self.check(Bench(client, self.endpoint, self.route, paths_of(self.endpoint, self.route), engine, probe))
         self.stages_ms = probe.medians_ms()
 
 
@@ -90,10 +90,13 @@ def _cases(plugin: object, endpoint: Endpoint[Any, Any], route: Route) -> Iterat
     def case(check: Check, **options: Any) -> ContractCase:
         return ContractCase(plugin, endpoint, route, check, **options)
 
+    yield case(checks.every_path_is_documented)
+    if route.refusal:
+        yield case(checks.refusal_is_told, server={"api_keys": ["secret"]})
+        return
     yield case(checks.example_answers)
     yield case(checks.schema_round_trip)
     yield case(checks.unknown_model)
-    yield case(checks.every_path_is_documented)
     yield case(checks.metrics_have_bounded_labels)
     yield case(checks.stages_are_quick_and_leave_the_request_alone)
     yield case(checks.key_is_needed, server={"api_keys": ["secret"]})

@@ -27,12 +27,7 @@ def instruction(model: Model, *, prompt_name: str | None, input_type: str | None
     Raises: BadRequest for a name or kind that neither the model nor `INPUT_TYPES` knows.
     """
     prompts = model.card.prompts
-    if prompt_name is not None:
-        if prompt_name not in prompts:
-            known = ", ".join(map(repr, prompts)) or "none"
-            raise BadRequest(f"Model `{model.id}` has no prompt named {prompt_name[:100]!r}; it has: {known}.", param="prompt_name")
-        return prompts[prompt_name]
-    if input_type is not None:
+    if prompt_name is None and input_type is not None:
         if input_type in prompts:
             return prompts[input_type]
         if input_type not in INPUT_TYPES:
@@ -41,4 +36,4 @@ def instruction(model: Model, *, prompt_name: str | None, input_type: str | None
         for name in INPUT_TYPES[input_type]:
             if name in prompts:
                 return prompts[name]
-    return prompts.get(model.card.default_prompt or "", "")
+    return model.instruction(prompt_name)

@@ -108,4 +108,4 @@ def params(ctx: Context[Any], use_activation: bool | None) -> PoolingParams:
 
 def _instruction(model: Model, names: tuple[str, ...]) -> str:
     prompts = model.card.prompts
-    return next((prompts[name] for name in names if name in prompts), prompts.get(model.card.default_prompt or "", ""))
+    return next((prompts[name] for name in names if name in prompts), model.instruction(None))

@@ -21,8 +21,21 @@ CORE = ROOT / "core" / "src" / "jackfield"
 MSGSPEC = {"msgspec"}
 WORDS = {"client", "config", "errors", "inputs", "outputs", "params", "prompts", "schema", "settings"}
 CONTRACT = {"context", "endpoint", "hookspecs", "poolers"}
-PIPELINE = {"admission", "binding", "encoding", "pairing", "pipeline", "plugins", "sources", "stages", "tiny", "tokenization", "watchdog"}
-ROOT_MODULES = {"app", "cli", "conformance", "scaffold", "serve", "testing", "worker"}
+PIPELINE = {
+    "admission",
+    "binding",
+    "blame",
+    "encoding",
+    "pairing",
+    "pipeline",
+    "plugins",
+    "sources",
+    "stages",
+    "tiny",
+    "tokenization",
+    "watchdog",
+}
+ROOT_MODULES = {"app", "cli", "conformance", "logs", "scaffold", "serve", "testing", "worker"}
 
 # layer -> (modules of it, core modules it may import, libraries it may import); None: anything
 LAYERS: dict[str, tuple[set[str], set[str] | None, set[str] | None]] = {

@@ -141,6 +141,25 @@ def preprocess(ctx):
         time.sleep(3)
     return (yield)
 """
+FLOODS = """
+import logging
+from jackfield import stageimpl
+log = logging.getLogger(__name__ + ".deep.inside")
+@stageimpl(wrapper=True)
+def build_response(ctx):
+    response = yield
+    if ctx.request.user == "flood":
+        for number in range(3000):
+            log.warning("drop %d of a flood", number)
+    return response
+"""
+WRONG = """
+from jackfield import stageimpl
+@stageimpl(wrapper=True)
+def build_response(ctx):
+    response = yield
+    return 7 if ctx.request.user == "wrong" else response
+"""
 
 
 @case("G07")
@@ -148,12 +167,23 @@ def half_registered_and_raising_plugins(tmp_path: Path, minilm: str) -> None:
     install(tmp_path, "p1", endpoint("p1") + HALF)
     install(tmp_path, "p2", RAISES)
     install(tmp_path, "p3", BLOCKS)
-    tables = '[server]\nplugin_errors = "skip"\n[endpoints.p1]\n[endpoints.embed]\nthreaded = true\n[plugins.p2]\n[plugins.p3]\n'
+    install(tmp_path, "p4", FLOODS)
+    install(tmp_path, "p5", WRONG)
+    tables = '[server]\nplugin_errors = "skip"\n[endpoints.p1]\n[endpoints.embed]\nthreaded = true\n'
+    tables += "".join(f"[plugins.{name}]\n" for name in ("p2", "p3", "p4", "p5"))
     with started(tmp_path, minilm, tables) as server, ThreadPoolExecutor(1) as pool:
         assert server.send("POST", "/v1/thing", json={}).status_code == 404
         assert server.send("POST", "/v1/embeddings", json={"input": "x", "user": "raise"}).status_code == 500
         assert server.server.wrote("p2 is broken")
-        assert "p_p2.py" in server.server.log()
+        assert "on a request to endpoint 'embed', in code of 'p2'" in server.server.log()
+        assert server.send("POST", "/v1/embeddings", json={"input": "x", "user": "wrong"}).status_code == 500
+        assert server.server.wrote("gave int; a EmbeddingResponse")
+        assert server.send("POST", "/v1/embeddings", json={"input": "x", "user": "flood"}).status_code == 200
+        assert server.server.wrote("p4 writes more than 100 lines a second")
+        assert 100 <= server.server.log().count("of a flood") <= 1000
+        metrics = server.send("GET", "/metrics").text
+        assert 'jackfield_plugin_faults_total{plugin="p2"} 1.0' in metrics
+        assert float(metrics.partition('jackfield_log_lines_dropped_total{source="p4"} ')[2].split()[0]) >= 2000
         assert len(server.embed("x")) == 1
         blocked = pool.submit(server.post, "/v1/embeddings", {"input": "x", "user": "block"})
         while not blocked.done():

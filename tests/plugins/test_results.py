@@ -90,7 +90,7 @@ def test_a_response(server: RunningServer, observer: Observer, number: int, capl
         assert answer.json()["error"]["type"] == "InternalServerError"
         assert "gave" not in answer.text
         assert f"build_response of endpoint 'echo' {words}" in caplog.text
-        assert type(error) is TypeError
+        assert isinstance(error, TypeError)
     else:
         assert answer.status_code == 200, answer.text
         assert error is None
@@ -105,7 +105,7 @@ def test_a_chunk_of_another_kind_is_a_bug(server: RunningServer, observer: Obser
     assert answer.status_code == 500
     assert "gave" not in answer.text
     assert f"build_chunk of endpoint 'talk' gave {type(CHUNKS[number]).__name__}; a Chunk is expected" in caplog.text
-    assert [type(error) for _, error in observer.ends] == [TypeError]
+    assert [isinstance(error, TypeError) for _, error in observer.ends] == [True]
 
 
 def test_no_chunk_is_nothing_to_send() -> None:

@@ -225,7 +225,7 @@ def test_a_wrapper_gives_a_wrong_type(caplog: pytest.LogCaptureFixture, stage: s
         body = post(client, "ab", 500)
     assert body["error"]["type"] == "InternalServerError"
     assert "gave" not in body["error"]["message"]
-    assert f"{stage} of endpoint 'echo' {words}" in caplog.text
+    assert f"{stage} of endpoint 'echo' (wrapped by 'around') {words}" in caplog.text
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "pooling_params", "build_response"])

@@ -15,6 +15,7 @@ import msgspec
 
 from jackfield.admission import Admission
 from jackfield.binding import bind_models, check_aliases, check_models, endpoint_models, needs_engine, serves_model
+from jackfield.blame import CORE, Blame
 from jackfield.client import EngineClient, EngineHealth, ModelCard, ModelSpec, Progress
 from jackfield.config import Where
 from jackfield.context import Model
@@ -27,6 +28,7 @@ from jackfield.http.app import HttpParts, build_http, check_routes
 from jackfield.http.metrics import Metrics
 from jackfield.http.shell import Shell
 from jackfield.http.system import ModelEntry
+from jackfield.logs import FloodGate, own_source
 from jackfield.pipeline import BoundModel, BoundRoute, Pipeline, engine_stream, engine_submit
 from jackfield.plugins import LoadedEndpoint, Plugins, collect_poolers, fitting_poolers, load_plugins
 from jackfield.settings import Settings
@@ -95,6 +97,7 @@ class App:
             max_requests=server.max_queue_requests, max_bytes=server.max_queue_bytes, max_tokens=server.max_queue_tokens
         )
         self.metrics.watch(self.admission, self.engines.items)
+        self._blame = Blame([*self.plugins.manager.list_name_plugin(), *((name, e.endpoint) for name, e in self.plugins.endpoints.items())])
         self._watchdog = Watchdog(server.block_warning_ms / 1000, self.metrics.blocked)
         self._routes: list[tuple[BoundRoute, LoadedEndpoint]] = self._bind_routes()
         for loaded in self.plugins.endpoints.values():
@@ -318,6 +321,7 @@ class App:
             watchdog=self._watchdog,
             default_deadline_s=server.default_deadline_s,
             observe=self.metrics.finished,
+            blame=self._found_fault,
         )
         self._pipeline.not_ready = "the models are loading"
         return build_http(
@@ -334,6 +338,23 @@ class App:
                 lifespan=self._lifespan,
             )
         )
+
+    def watch_log(self, gate: FloodGate) -> None:
+        """Tell lines of plugins apart by plugin, and show in the metrics what the gate leaves out."""
+        gate.source = self._log_source
+        self.metrics.watch_log(gate.dropped)
+
+    def _log_source(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        owner = self._blame.owner(record.name)
+        if owner == CORE and error is not None:
+            owner = self._blame.of(error)
+        return own_source(record) if owner == CORE else owner
+
+    def _found_fault(self, error: BaseException) -> str:
+        plugin = self._blame.of(error)
+        self.metrics.fault(plugin)
+        return plugin
 
     def _healths(self) -> dict[str, EngineHealth]:
         return {name: client.health() for name, client in self.engines.items()}

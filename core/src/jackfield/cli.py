@@ -22,6 +22,7 @@ from rich.table import Table
 
 from jackfield.config import Where, literal, read_settings, split_key
 from jackfield.errors import ConfigError, PluginError, StartupError
+from jackfield.logs import FloodGate
 from jackfield.plugins import PluginInfo, Plugins, installed_plugins, load_plugins
 from jackfield.settings import Settings
 
@@ -63,8 +64,9 @@ def serve(target: str | None, host: str | None, port: int | None, offline: bool,
         if value is not None
     }
     given = _read(target, {**flags, **_assignments(assignments)})
-    _logging(given.settings)
+    gate = _logging(given.settings)
     app = _app(given)
+    app.watch_log(gate)
     from jackfield.serve import serve as run  # noqa: PLC0415
 
     sys.exit(run(app))
@@ -218,7 +220,7 @@ def _app(given: _Given) -> App:
     return App(settings, where=given.where, all_endpoints=not given.from_file, background=True)
 
 
-def _logging(settings: Settings) -> None:
+def _logging(settings: Settings) -> FloodGate:
     handler: logging.Handler
     if sys.stderr.isatty():
         handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
@@ -226,9 +228,12 @@ def _logging(settings: Settings) -> None:
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    gate = FloodGate(settings.server.max_log_lines_per_s)
+    handler.addFilter(gate)
     logging.basicConfig(level=settings.server.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    return gate
 
 
 def _show(rows: list[Any], columns: tuple[str, ...], as_json: bool) -> None:

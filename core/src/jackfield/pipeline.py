@@ -31,6 +31,7 @@ from jackfield.errors import (
     EngineUnavailable,
     ModelNotFound,
     PromptTooLong,
+    ServingError,
     TokenOutOfVocabulary,
     UnsupportedOperation,
 )
@@ -105,7 +106,8 @@ class Pipeline:
     """Runs requests. One a server.
 
     max_prompts: prompts a request may have. default_deadline_s: for requests that name none; 0 for none at all. tokenizers: set before the
-    first request. watchdog: times the stages. not_ready: why no request can be served yet, or an empty text.
+    first request. watchdog: times the stages. blame: told each exception that is no answer to a client, gives the name of the plugin
+    whose it is. not_ready: why no request can be served yet, or an empty text.
     """
 
     tokenizers: TokenizerPool
@@ -118,6 +120,7 @@ class Pipeline:
         watchdog: Watchdog,
         default_deadline_s: float = 0.0,
         observe: Callable[[Context[Any], BaseException | None], None] | None = None,
+        blame: Callable[[BaseException], str] | None = None,
     ) -> None:
         self.admission = admission
         self.watchdog = watchdog
@@ -125,6 +128,7 @@ class Pipeline:
         self.default_deadline_s = default_deadline_s
         self.not_ready = ""
         self._observe = observe
+        self._blame = blame
 
     def admit(self, num_bytes: int) -> Ticket:
         """Let a request in, before its body is read. num_bytes: what it says of its body. The ticket goes to `begin`, or back to `leave`.
@@ -258,9 +262,16 @@ class Pipeline:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             error = ClientGone()  # only a client that leaves, or the end of the server, cancels a request
         self.admission.release(call.ticket, served=error is None)
-        self.watchdog.run(call.ctx.endpoint.name, "request_finished", call.bound.stages.request_finished, call.ctx, error)
+        self._find_culprit(call, error)
+        for fault in self.watchdog.run(call.ctx.endpoint.name, "request_finished", call.bound.stages.request_finished, call.ctx, error):
+            self._find_culprit(call, fault)
         if self._observe is not None:
             self._observe(call.ctx, error)
+
+    def _find_culprit(self, call: Call, error: BaseException | None) -> None:
+        """For the log, which shows an exception's notes, and the metrics."""
+        if error is not None and not isinstance(error, ServingError) and self._blame is not None:
+            error.add_note(f"jackfield: on a request to endpoint {call.ctx.endpoint.name!r}, in code of {self._blame(error)!r}")
 
 
 def _cannot(name: str, bound: BoundRoute) -> str:

@@ -50,6 +50,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metrics: bool = True
     access_log: bool = False
     log_level: LogLevel = "info"
+    max_log_lines_per_s: PositiveInt = 100
     cors: CorsSettings = field(default_factory=CorsSettings)
 
 

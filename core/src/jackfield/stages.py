@@ -27,13 +27,21 @@ from jackfield.params import OPERATIONS, PoolingParams, SamplingParams
 from jackfield.plugins import call_hook
 from jackfield.prompts import Prompt
 
-__all__ = ["NO_ERRORS", "Stages", "check_endpoint", "fold_stream", "fold_submit"]
+__all__ = ["NO_ERRORS", "Stages", "WrongResult", "check_endpoint", "fold_stream", "fold_submit"]
 
 log = logging.getLogger("jackfield.stages")
 
 # What Python or the event loop take for something else than an error of a plugin's: the end of the process, of a task, of a generator.
 NO_ERRORS = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
 _PATH = re.compile(r"/|(/([^/{}?#\s]+|\{\w+:(str|int|float|uuid|path)\}))+")
+
+
+class WrongResult(TypeError):
+    """A stage gave what its declaration does not allow. plugins: who may have given it: the endpoint, and whoever wraps the stage."""
+
+    def __init__(self, message: str, plugins: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.plugins = plugins
 
 
 class _StageManager(pluggy.PluginManager):
@@ -60,12 +68,14 @@ class Stages:
         manager = _StageManager(STAGE_PROJECT)
         manager.add_hookspecs(StageHooks)
         _register(manager, endpoint, f"endpoint {endpoint.name!r}")
+        self._names: dict[str, str] = {}
         for name, plugin in sorted(plugins, key=lambda item: item[0], reverse=True):
             if plugin is not endpoint:
+                self._names[f"plugin {name!r}"] = name
                 _register(manager, plugin, f"plugin {name!r}")
         _check_implementations(manager, endpoint)
         self._observers = manager.hook.request_finished.get_hookimpls()
-        hook = manager.hook
+        self._hook = hook = manager.hook
         self._preprocess = _bind(hook.preprocess) if hook.preprocess.get_hookimpls() else None
         self._pooling_params = _bind(hook.pooling_params)
         self._sampling_params = _bind(hook.sampling_params)
@@ -113,17 +123,23 @@ class Stages:
             raise self._wrong("build_chunk", chunk, _names(kinds))
         return chunk
 
-    def request_finished(self, ctx: Context[Any], error: BaseException | None) -> None:
-        """Tell the observers, one by one: what one raises is logged with its plugin's name and stops no other."""
+    def request_finished(self, ctx: Context[Any], error: BaseException | None) -> list[BaseException]:
+        """Tell the observers, one by one: what one raises is logged with its plugin's name, stops no other, and is given back."""
+        raised: list[BaseException] = []
         for impl in self._observers:
             arguments = {"ctx": ctx, "error": error}
             try:
                 impl.function(*(arguments[name] for name in impl.argnames))
-            except (Exception, *NO_ERRORS):
+            except (Exception, *NO_ERRORS) as fault:
                 log.exception("request_finished of %s raised", impl.plugin_name)
+                raised.append(fault)
+        return raised
 
-    def _wrong(self, stage: str, result: Any, expected: str) -> TypeError:
-        return TypeError(f"{stage} of endpoint {self.endpoint.name!r} gave {type(result).__name__}; {expected} is expected")
+    def _wrong(self, stage: str, result: Any, expected: str) -> WrongResult:
+        wrappers = tuple(self._names[impl.plugin_name] for impl in getattr(self._hook, stage).get_hookimpls() if impl.wrapper)
+        around = f" (wrapped by {', '.join(map(repr, wrappers))})" if wrappers else ""
+        text = f"{stage} of endpoint {self.endpoint.name!r}{around} gave {type(result).__name__}; {expected} is expected"
+        return WrongResult(text, (self.endpoint.name, *wrappers))
 
 
 def _bind(hook: pluggy.HookCaller) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -46,7 +46,10 @@ class Metrics:
             "Stages that blocked the event loop longer than [server] block_warning_ms.",
             ["endpoint", "stage"],
         )
-        for family in (self._requests, self._seconds, self._stages, self._tokens, self._outcomes, self._blocked):
+        self._faults = _Counter(
+            "jackfield_plugin_faults", "Exceptions that are no answer to a client, by the plugin whose code raised them.", ["plugin"]
+        )
+        for family in (self._requests, self._seconds, self._stages, self._tokens, self._outcomes, self._blocked, self._faults):
             self.registry.register(family)
 
     def request(self, method: str, path: str, status: int, seconds: float) -> None:
@@ -67,6 +70,14 @@ class Metrics:
     def blocked(self, endpoint: str, stage: str) -> None:
         """A stage blocked the event loop."""
         self._blocked.add((endpoint, stage), 1)
+
+    def fault(self, plugin: str) -> None:
+        """An exception came out of a plugin's code."""
+        self._faults.add((plugin,), 1)
+
+    def watch_log(self, dropped: Mapping[str, int]) -> None:
+        """Read the lines that were left out of the log, by source, whenever the metrics are."""
+        self.registry.register(_LogLines(dropped))
 
     def watch(self, admission: Admission, engines: Callable[[], Iterable[tuple[str, EngineClient]]]) -> None:
         """Read the queue and the engines whenever the metrics are."""
@@ -115,6 +126,17 @@ class _Histogram(Collector):
         bounds = [*map(str, _SECONDS), "+Inf"]
         for labels, (total, counts) in self._values.items():
             family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), total[0])
+        yield family
+
+
+class _LogLines(Collector):
+    def __init__(self, dropped: Mapping[str, int]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily("jackfield_log_lines_dropped", "Lines left out of the log, by who wrote too many.", labels=["source"])
+        for source, count in dict(self._dropped).items():
+            family.add_metric([source], count)
         yield family
 
 

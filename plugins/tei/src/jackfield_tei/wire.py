@@ -41,12 +41,17 @@ PromptName = Annotated[str | None, Meta(description="The model's instruction tha
 Raw = Annotated[bool | None, Meta(description="True gives logits; default false.")]
 
 
-class EmbedAllRequest(Request, frozen=True, kw_only=True):
+class CutRequest(Request, frozen=True, kw_only=True):
+    """How long texts are cut."""
+
+    truncate: Truncate = None
+    truncation_direction: TruncationDirection = None
+
+
+class EmbedAllRequest(CutRequest, frozen=True, kw_only=True):
     """What every request for vectors has."""
 
     inputs: Inputs
-    truncate: Truncate = None
-    truncation_direction: TruncationDirection = None
     prompt_name: PromptName = None
 
 
@@ -57,12 +62,10 @@ class EmbedRequest(EmbedAllRequest, frozen=True, kw_only=True):
     dimensions: Annotated[int | None, Meta(description="Keep so many leading numbers, where the model is trained for it.")] = None
 
 
-class PredictRequest(Request, frozen=True, kw_only=True):
+class PredictRequest(CutRequest, frozen=True, kw_only=True):
     """Labels of texts, or of pairs."""
 
     inputs: Pairs
-    truncate: Truncate = None
-    truncation_direction: TruncationDirection = None
     raw_scores: Raw = None
 
 
@@ -73,13 +76,11 @@ class Prediction(Struct, frozen=True, kw_only=True):
     label: str
 
 
-class RerankRequest(Request, frozen=True, kw_only=True):
+class RerankRequest(CutRequest, frozen=True, kw_only=True):
     """Texts by their relevance for a query."""
 
     query: str
     texts: list[str]
-    truncate: Truncate = None
-    truncation_direction: TruncationDirection = None
     raw_scores: Raw = None
     return_text: Annotated[bool | None, Meta(description="True gives the texts back; default false.")] = None
 
@@ -139,15 +140,13 @@ class DecodeRequest(Request, frozen=True, kw_only=True):
     skip_special_tokens: Annotated[bool | None, Meta(description="Default true.")] = None
 
 
-class RootRequest(Request, frozen=True, kw_only=True):
+class RootRequest(CutRequest, frozen=True, kw_only=True):
     """The body of the route that `POST /` stands for: of `/rerank` with a query, of `/similarity`, `/predict` or `/embed` without."""
 
     inputs: Any = None
     query: str | None = None
     texts: list[str] | None = None
     parameters: SimilarityParameters | None = None
-    truncate: Truncate = None
-    truncation_direction: TruncationDirection = None
     prompt_name: PromptName = None
     normalize: bool | None = None
     dimensions: int | None = None

@@ -92,3 +92,18 @@ def test_a_new_package_passes_its_own_tests(with_tools: Path, tmp_path: Path, ki
     assert ("median CPU time of stages" in said) == bool(conformance)
     assert run(commands / "jackfield", "check", cwd=folder).startswith("ok: 1 models (tiny)")
     run(with_tools, "-m", "pip", "uninstall", "-q", "-y", f"jackfield-{name.replace('_', '-')}")
+
+
+def test_plugins_of_other_kinds_join_as_wheels(python: Path, tmp_path: Path) -> None:
+    """One with routes of another server, and one around every endpoint: installed, configured, and that is all."""
+    for name in ("tei", "timing"):
+        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT / "plugins" / name)
+    run(python, "-m", "pip", "install", "-q", "--no-deps", *sorted(tmp_path.glob("*.whl")))
+    run(python, "-m", "pip", "check")
+    config = tmp_path / "jackfield.toml"
+    config.write_text('[models.tiny]\nsource = "tiny:bert"\n[endpoints.tei]\n[endpoints.embed]\n[plugins.timing]\n')
+    with served(str(config), python=python) as server, server.client() as client:
+        for path, body in (("/tei", {"inputs": "hello"}), ("/v1/embeddings", {"input": "hello"})):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert "build_response;dur=" in answer.headers["server-timing"]

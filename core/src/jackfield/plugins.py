@@ -10,8 +10,10 @@ import inspect
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -39,6 +41,7 @@ __all__ = [
     "fitting_poolers",
     "installed_plugins",
     "load_plugins",
+    "register",
 ]
 
 log = logging.getLogger("jackfield.plugins")
@@ -246,8 +249,7 @@ def _load(
     except ConfigError as error:
         raise error if endpoint_table is None else _misplaced(name) from error
     try:
-        loaded.manager.register(plugin, name=name)
-        loaded.manager.check_pending()
+        register(loaded.manager, plugin, name)
     except pluggy.PluginValidationError as error:
         raise PluginError(_hook_reason(error)) from error
     _check_not_async(loaded, plugin)
@@ -256,6 +258,19 @@ def _load(
     if plugin_table is not None and registry.endpoints:
         raise PluginError(f"[plugins.{name}] names it, but it registers an endpoint; its table is [endpoints.{name}]")
     return _register(loaded, name, registry, endpoint_table, inside(where, ["endpoints", name]))
+
+
+def register(manager: pluggy.PluginManager, plugin: Any, name: str) -> None:
+    """Register a plugin under a name; what it implements and is to go (`warn_on_impl`, `warn_on_impl_args`) is told in the log.
+
+    Raises: pluggy.PluginValidationError.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeprecationWarning)
+        manager.register(plugin, name=name)
+        manager.check_pending()
+    for warning in caught:
+        log.warning("%s: %s (%s:%d)", name, warning.message, Path(warning.filename).name, warning.lineno)
 
 
 def _check_not_async(loaded: Plugins, plugin: Any) -> None:

@@ -24,7 +24,7 @@ from jackfield.errors import PluginError
 from jackfield.hookspecs import STAGE_PROJECT, StageHooks, Stream, Submit
 from jackfield.outputs import Delta
 from jackfield.params import OPERATIONS, PoolingParams, SamplingParams
-from jackfield.plugins import call_hook
+from jackfield.plugins import call_hook, register
 from jackfield.prompts import Prompt
 
 __all__ = ["NO_ERRORS", "Stages", "WrongResult", "check_endpoint", "fold_stream", "fold_submit"]
@@ -253,8 +253,7 @@ def _check_near_misses(who: str, endpoint: Endpoint[Any, Any]) -> None:
 
 def _register(manager: pluggy.PluginManager, plugin: Any, who: str) -> None:
     try:
-        manager.register(plugin, name=who)
-        manager.check_pending()
+        register(manager, plugin, who)
     except pluggy.PluginValidationError as error:
         raise PluginError(f"{who}: {str(error).replace(chr(10), ' ')}") from error
 

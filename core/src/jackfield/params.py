@@ -25,10 +25,18 @@ class PoolingParams(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, tag=True):
-    """How to generate after each prompt.
+    """How to generate after each prompt. Ids are token ids of the model's vocabulary.
 
-    max_tokens: at most this many new tokens a choice. temperature: 0 is greedy. top_p in (0, 1], top_k 0 or -1 for all.
-    seed: same text for the same seed; None draws one. stop: texts that end the generation; n: choices a prompt.
+    max_tokens, min_tokens: new tokens a choice. n: choices a prompt. seed: the same text for the same seed; None draws one.
+
+    Logits are changed in this order: allowed_token_ids, logit_bias, bad_words (no token that would complete one of these sequences), no end
+    before min_tokens, repetition_penalty (of tokens in prompt and text; above 1 they become rarer), frequency_penalty and presence_penalty
+    (of tokens in the text). Then temperature (0 is greedy), min_p (what has less than this share of the likeliest one's probability is left
+    out), top_k (0 for all), top_p in (0, 1].
+
+    stop: texts that end the generation; stop_token_ids: tokens that do, beside the model's own unless ignore_eos.
+    logprobs: how many of the likeliest tokens to tell at each place beside the chosen one, by the model's own logits; None for none of it.
+    logprob_token_ids: also tell these. prompt_logprobs: the same for each token of the prompt.
     """
 
     max_tokens: int = 16
@@ -36,7 +44,18 @@ class SamplingParams(Struct, frozen=True, kw_only=True, tag=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
     n: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None

@@ -1,0 +1,234 @@
+"""Attention of a step that generates: each token sees its own sequence's past, which lies in the blocks of a cache.
+
+Registered under a name of its own in transformers' attention and mask registries; the step is set for the duration of a forward pass, as
+`attention.py` does. Decoding sequences (one token each) are attended to in groups of like length, a call each; chunks of prompts one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from jackfield.engine.generation.cache import KVCache
+
+__all__ = ["PAGED", "Chunk", "PagedBatch", "paged_batch"]
+
+PAGED = "jackfield_paged"
+# A group of decoding sequences holds lengths up to this many times its shortest: what is padded is less than a call more would cost.
+GROUP_RATIO = 1.5
+MIN_GROUP_TOKENS = 64
+
+
+class Chunk:
+    """Tokens of one sequence in a step: those at the places from `start` on, of which all before are in the cache.
+
+    blocks: of the sequence, enough for the chunk too.
+    """
+
+    __slots__ = ("blocks", "length", "start")
+
+    def __init__(self, blocks: list[int], start: int, length: int) -> None:
+        self.blocks = blocks
+        self.start = start
+        self.length = length
+
+    @property
+    def end(self) -> int:
+        """Tokens that are in the cache afterwards."""
+        return self.start + self.length
+
+
+class _Group:
+    """Decoding sequences `[first:first + count]` of the row, of like length. masks: by window."""
+
+    __slots__ = ("count", "ends", "first", "table", "views")
+
+    def __init__(self, first: int, chunks: list[Chunk], block_size: int) -> None:
+        self.first = first
+        self.count = len(chunks)
+        self.ends = torch.tensor([chunk.end for chunk in chunks])
+        width = -(-chunks[-1].end // block_size)
+        # Whoever is shorter reads a block of his own again, and the mask hides it.
+        self.table = torch.tensor([(chunk.blocks + [chunk.blocks[0]] * width)[:width] for chunk in chunks])
+        self.views: dict[int | None, tuple[torch.Tensor, int, torch.Tensor | None]] = {}
+
+
+class PagedBatch:
+    """One forward pass over chunks: the decoding ones (of one token) first, by length, then the others.
+
+    order: where the chunks that were given lie in that order. last: the row of each of theirs last token, in the order given.
+    """
+
+    def __init__(self, cache: KVCache, chunks: list[Chunk]) -> None:
+        self.cache = cache
+        decoding = sorted((i for i, chunk in enumerate(chunks) if chunk.length == 1), key=lambda i: chunks[i].end)
+        self.order = [*decoding, *(i for i, chunk in enumerate(chunks) if chunk.length > 1)]
+        self.chunks = [chunks[i] for i in self.order]
+        ends = list(accumulate(chunk.length for chunk in self.chunks))
+        self.num_tokens = ends[-1]
+        self.last = [0] * len(chunks)
+        for place, end in zip(self.order, ends, strict=True):
+            self.last[place] = end - 1
+        size = cache.block_size
+        self.slots = torch.tensor(
+            [c.blocks[place // size] * size + place % size for c in self.chunks for place in range(c.start, c.end)], dtype=torch.long
+        )
+        self.groups = [
+            _Group(first, self.chunks[first:end], size) for first, end in _groups([c.end for c in self.chunks[: len(decoding)]])
+        ]
+        self.prompts = [(end - chunk.length, chunk) for end, chunk in zip(ends, self.chunks, strict=True) if chunk.length > 1]
+        self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
+        self._tables: dict[tuple[int, int | None], tuple[torch.Tensor, int]] = {}
+
+    def positions(self) -> list[int]:
+        """Of each token of the row."""
+        return [place for chunk in self.chunks for place in range(chunk.start, chunk.end)]
+
+    def group_view(self, group: _Group, window: int | None, dtype: torch.dtype) -> tuple[torch.Tensor, int, torch.Tensor | None]:
+        """The blocks that a group reads, how many tokens of them count, and the mask `[count, 1, 1, tokens]` to be added."""
+        found = group.views.get(window)
+        if found is None:
+            size = self.cache.block_size
+            longest = int(group.ends[-1])
+            first = 0
+            if window is not None and longest > window:
+                first = max(int(group.ends[0]) - window, 0) // size
+            tokens = longest - first * size
+            places = torch.arange(first * size, longest)
+            seen = places[None] < group.ends[:, None]
+            if window is not None:
+                seen &= places[None] >= group.ends[:, None] - window
+            mask = None if bool(seen.all()) else torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None, None]
+            found = group.views[window] = (group.table[:, first:], tokens, mask)
+        return found
+
+    def prompt_view(self, number: int, window: int | None, dtype: torch.dtype) -> tuple[torch.Tensor, int, int, torch.Tensor | None]:
+        """Of a chunk: its blocks, the first and the end of the tokens of them that count, and the mask; None for plain causal ones."""
+        _, chunk = self.prompts[number]
+        size = self.cache.block_size
+        first = max(chunk.start - window + 1, 0) // size if window is not None else 0
+        table = torch.tensor([chunk.blocks[first : -(-chunk.end // size)]])
+        key = (number, window)
+        if key not in self._masks:
+            queries, places = torch.arange(chunk.start, chunk.end), torch.arange(first * size, chunk.end)
+            seen = places[None] <= queries[:, None]
+            if window is not None:
+                seen &= places[None] > queries[:, None] - window
+            plain = chunk.start == 0 and (window is None or window >= chunk.end)
+            self._masks[key] = None if plain else torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+        return table, first * size, chunk.end, self._masks[key]
+
+
+def _groups(lengths: list[int]) -> list[tuple[int, int]]:
+    """Runs of lengths, shortest first, that are near enough to be padded to the longest of them."""
+    groups: list[tuple[int, int]] = []
+    first = 0
+    for place, length in enumerate(lengths):
+        if length > max(lengths[first] * GROUP_RATIO, MIN_GROUP_TOKENS):
+            groups.append((first, place))
+            first = place
+    if lengths:
+        groups.append((first, len(lengths)))
+    return groups
+
+
+_current: ContextVar[PagedBatch] = ContextVar("jackfield_paged_batch")
+
+
+@contextmanager
+def paged_batch(batch: PagedBatch) -> Iterator[PagedBatch]:
+    """Make `batch` the step of the forward passes inside the block."""
+    token = _current.set(batch)
+    try:
+        yield batch
+    finally:
+        _current.reset(token)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention signature: query `[1, heads, T, size]` to `[1, T, heads, size]`."""
+    batch = _current.get()
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    rows = query[0].transpose(0, 1)
+    out = rows.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
+    for group in batch.groups:
+        table, tokens, mask = batch.group_view(group, sliding_window, query.dtype)
+        keys, values = batch.cache.read(layer, table)
+        part = slice(group.first, group.first + group.count)
+        out[part] = _decode(rows[part], keys[:, :tokens], values[:, :tokens], mask, scaling, softcap)
+    for number, (first, chunk) in enumerate(batch.prompts):
+        table, begin, end, mask = batch.prompt_view(number, sliding_window, query.dtype)
+        part = slice(first, first + chunk.length)
+        if mask is None and softcap is None:
+            keys, values = key[:, :, part], value[:, :, part]
+        else:
+            read_keys, read_values = batch.cache.read(layer, table)
+            keys, values = read_keys[:, : end - begin].transpose(1, 2), read_values[:, : end - begin].transpose(1, 2)
+        out[part] = _prefill(query[:, :, part], keys, values, mask, scaling, softcap)
+    return out[None], None
+
+
+def _decode(
+    rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, softcap: float | None
+) -> torch.Tensor:
+    """rows: `[count, heads, size]`; keys, values: `[count, tokens, key-value heads, size]`. The heads that share a key go together."""
+    heads = keys.shape[2]
+    query = rows.view(rows.shape[0], heads, -1, rows.shape[-1])
+    out = _plain(query, keys.transpose(1, 2), values.transpose(1, 2), mask, scaling, softcap)
+    return out.reshape(rows.shape[0], rows.shape[1], -1)
+
+
+def _prefill(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, softcap: float | None
+) -> torch.Tensor:
+    """query: `[1, heads, length, size]`; keys, values: `[1, key-value heads, tokens, size]`. Gives `[length, heads, size]`."""
+    if softcap is not None:
+        repeat = query.shape[1] // keys.shape[1]
+        if mask is None:
+            length = query.shape[2]
+            mask = torch.full((length, length), float("-inf"), dtype=query.dtype).triu_(1)
+        out = _plain(query, keys.repeat_interleave(repeat, 1), values.repeat_interleave(repeat, 1), mask, scaling, softcap)
+    else:
+        out = scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=query.shape[1] != keys.shape[1]
+        )
+    return out[0].transpose(0, 1)
+
+
+def _plain(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, softcap: float | None
+) -> torch.Tensor:
+    if softcap is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    scores = query @ keys.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The chunks say who attends to whom; no mask is built."""
+
+
+AttentionInterface.register(PAGED, _attend)
+AttentionMaskInterface.register(PAGED, _no_mask)

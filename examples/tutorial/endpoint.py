@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct
-
 from jackfield import BadRequest, Context, Endpoint, EndpointSettings, PoolingParams, Prompt, Request, Route, TextPrompt, Usage
+from msgspec import Meta, Struct
 
 __all__ = ["DuplicatesEndpoint", "DuplicatesRequest", "DuplicatesResponse", "DuplicatesSettings"]
 

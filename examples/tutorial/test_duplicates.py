@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from jackfield_duplicates import DuplicatesEndpoint
-
 from jackfield.testing import make_client
+
+from jackfield_duplicates import DuplicatesEndpoint
 
 
 def test_equal_texts_are_found() -> None:

@@ -64,7 +64,7 @@ parity: $(VENV)/.test  ## Compare with sentence-transformers and transformers; w
 	$(PYTHON) -m tests.parity
 
 docs: $(VENV)/.test  ## Build the site into site/; what does not fit together fails
-	$(MKDOCS) build -q
+	$(MKDOCS) build
 
 docs-serve: $(VENV)/.test  ## Serve the site, and build it again when a page changes
 	$(MKDOCS) serve

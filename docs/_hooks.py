@@ -1,4 +1,4 @@
-"""What the site has beside docs/: README.md as its first page, the plugins' READMEs, and each file that a page links to, as a page of its own.
+"""What the site has beside docs/: README.md as its first page, the plugins' READMEs, and each file of code that a page links to.
 
 Links are written for the repository's own view, relative to the file that they stand in; here they are turned to the site's pages.
 """

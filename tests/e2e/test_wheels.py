@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -107,3 +108,12 @@ def test_plugins_of_other_kinds_join_as_wheels(python: Path, tmp_path: Path) -> 
             answer = client.post(path, json=body)
             assert answer.status_code == 200, answer.text
             assert "build_response;dur=" in answer.headers["server-timing"]
+
+
+def test_the_tutorials_files_are_typed(with_tools: Path, tmp_path: Path) -> None:
+    """In the package that they are part of; that it works is a matter of tests/docs/test_tutorial.py."""
+    folder = tmp_path / "made"
+    run(with_tools.parent / "jackfield", "new", "duplicates", "--into", folder)
+    shutil.copy(ROOT / "examples" / "tutorial" / "endpoint.py", folder / "src" / "jackfield_duplicates")
+    shutil.copy(ROOT / "examples" / "tutorial" / "test_duplicates.py", folder / "tests")
+    run(with_tools.parent / "mypy", "src", "tests", cwd=folder)

@@ -3,6 +3,7 @@
 The public names are these; plugins import nothing else of the core (`jackfield.testing` in their tests excepted).
 """
 
+from jackfield.cache import cache_folder, made_once
 from jackfield.client import EngineClient, EngineHealth, EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.context import Context, Model
 from jackfield.endpoint import Endpoint, EndpointRegistry, Route
@@ -42,7 +43,7 @@ from jackfield.params import PoolingParams, SamplingParams
 from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
 from jackfield.schema import ChatMessage, ContentPart, ErrorBody, ErrorDetail, Request, TokenId, Usage, template_messages
-from jackfield.settings import EndpointSettings
+from jackfield.settings import EndpointSettings, EngineSettings
 
 __all__ = [
     "PLUGIN_API",
@@ -64,6 +65,7 @@ __all__ = [
     "EngineClient",
     "EngineHealth",
     "EngineRequest",
+    "EngineSettings",
     "EngineStats",
     "EngineUnavailable",
     "ErrorBody",
@@ -111,8 +113,10 @@ __all__ = [
     "Vector",
     "Vectors",
     "aliased",
+    "cache_folder",
     "hookimpl",
     "input_prompts",
+    "made_once",
     "stageimpl",
     "template_messages",
 ]

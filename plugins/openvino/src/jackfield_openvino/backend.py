@@ -7,13 +7,13 @@ import threading
 from typing import Any
 
 import numpy as np
-import openvino
 from numpy.typing import NDArray
 
 from jackfield import EngineSettings, FloatArray, ModelError
 from jackfield.engine.backends import BackendModel
 from jackfield_openvino.batches import Batch, padded_batches
 from jackfield_openvino.conversion import converted
+from jackfield_openvino.quiet import openvino
 
 __all__ = ["OpenVinoBackend", "load"]
 

@@ -9,10 +9,9 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 
-import openvino
-
 from jackfield import ModelError, cache_folder, made_once
 from jackfield.engine.backends import BackendModel
+from jackfield_openvino.quiet import openvino
 
 __all__ = ["conversion_of", "converted"]
 

@@ -61,7 +61,8 @@ class BackendModel:
     """What the factory of a backend is given.
 
     spec: as the operator asked for it; its `options` are the backend's. card, config: what its files say, and its config.json. folder: of
-    its transformers files. dtype: in which numbers it is to run, "float32", "bfloat16" or "float16". forward: the model in float32 on the CPU, let go of after the load.
+    its transformers files. dtype: in which numbers it is to run, "float32", "bfloat16" or "float16". forward: the model in float32 on the
+    CPU, which is let go of after the load.
     """
 
     spec: ModelSpec

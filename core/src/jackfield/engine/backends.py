@@ -15,16 +15,42 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from jackfield.client import ModelCard, ModelSpec
 from jackfield.errors import JackfieldError, ModelError
 from jackfield.outputs import FloatArray
 from jackfield.settings import EngineSettings
 
-__all__ = ["Backend", "BackendFactory", "BackendModel", "PaddedForward", "load_backend"]
+__all__ = ["PADDED", "Backend", "BackendFactory", "BackendModel", "PaddedForward", "load_backend"]
+
+# The attention of a model that is to be converted.
+PADDED = "jackfield_padded"
+# Added to the score of a key that is not to be seen: float16's least number, which stays finite in every format.
+UNSEEN = -65504.0
 
 # Tokens of an example. Any number will do but 1, which a trace is apt to take for a constant, and sizes that models have.
 EXAMPLE_LENGTH = 23
+
+
+def _attend(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """Attention with a mask of numbers in place of a boolean one.
+
+    Padding may see no key at all (beyond a sliding window), and what runtimes make of a boolean row that is empty differs: OpenVINO gives
+    NaN, and with it in the padding's values also for the tokens of its sequence.
+    """
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, UNSEEN)
+    attended: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return attended
+
+
+AttentionInterface.register(PADDED, _attend)
+AttentionMaskInterface.register(PADDED, sdpa_mask)
 
 
 class PaddedForward(torch.nn.Module):

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from jackfield.client import Execution, ModelCard, ModelSpec
 from jackfield.engine.attention import PACKED, calls_so_far
-from jackfield.engine.backends import BackendModel, PaddedForward, load_backend
+from jackfield.engine.backends import PADDED, BackendModel, PaddedForward, load_backend
 from jackfield.engine.cpu import has_fast_bfloat16
 from jackfield.engine.files import ModelFiles, read_model_files
 from jackfield.engine.layers import replace_layers
@@ -104,6 +104,7 @@ def _on_backend(spec: ModelSpec, files: ModelFiles, factory: str, settings: Engi
     poolers = vector_poolers(spec, files, device)
     right = _runner(files, model, poolers, packed=False)
     alone, states, spans = _alone(right, trial), right.hidden(trial), _spans(trial)
+    _set_attention(model, PADDED)
     forward = PaddedForward(model, has_segments=right.has_segments, forward_args=right.forward_args)
     wanted = BackendModel(
         spec=spec, card=right.card, config=files.config, folder=folder, dtype=str(dtype).removeprefix("torch."), forward=forward

@@ -18,7 +18,7 @@ __all__ = ["conversion_of", "converted"]
 log = logging.getLogger("jackfield.openvino")
 
 # What decides the numbers of a conversion beside the model's own files.
-DISTRIBUTIONS = ("jackfield-openvino", "openvino", "torch", "transformers")
+DISTRIBUTIONS = ("jackfield", "jackfield-openvino", "openvino", "torch", "transformers")
 WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 FILE = "model.xml"
 

@@ -42,8 +42,11 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_another_is_first(tmp_path: Path) -> None:
+    def other(folder: Path) -> None:
+        (folder / "who").write_text("the other")
+
     def write(folder: Path) -> None:
-        made_once(tmp_path / "b", lambda other: (other / "who").write_text("the other") and None)
+        made_once(tmp_path / "b", other)
         (folder / "who").write_text("me")
 
     assert (made_once(tmp_path / "b", write) / "who").read_text() == "the other"

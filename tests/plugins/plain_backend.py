@@ -33,7 +33,7 @@ class PlainBackend:
         inside = places < lengths[:, None]
         ids = torch.zeros(inside.shape, dtype=torch.int64)
         ids[inside] = torch.from_numpy(np.concatenate(prompts).astype(np.int64))
-        more = ()
+        more: tuple[torch.Tensor, ...] = ()
         if self._has_segments:
             first = torch.tensor(segments or [0] * len(prompts))[:, None]
             more = (((first > 0) & (places >= first)).long(),)

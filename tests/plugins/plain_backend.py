@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import weakref
 from typing import Any
 
@@ -49,16 +50,17 @@ def load(model: BackendModel, settings: EngineSettings) -> PlainBackend:
     return PlainBackend(model)
 
 
-class _Arrays(PlainBackend):
-    """Gives NumPy arrays."""
+class _Slow(PlainBackend):
+    """Gives NumPy arrays, after a while."""
 
     def hidden(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> FloatArray:
+        time.sleep(0.2)
         array: FloatArray = np.asarray(super().hidden(prompts, segments))
         return array
 
 
-def arrays(model: BackendModel, settings: EngineSettings) -> PlainBackend:
-    return _Arrays(model)
+def slow(model: BackendModel, settings: EngineSettings) -> PlainBackend:
+    return _Slow(model)
 
 
 class _Off(PlainBackend):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,17 +146,23 @@ def test_a_backend_that_is_wrong(folders: dict[str, Path], backend: str, reason:
 
 
 def test_in_a_process_of_its_own(folders: dict[str, Path]) -> None:
-    """Two lanes call the backend at once; a NumPy array will do."""
+    """Two lanes call the backend at once; a NumPy array will do. Steps are signs of life, whatever the backend does in them."""
     specs = [ModelSpec(id="m", path=str(folders["vectors"]))]
     ids = np.array([0, 100, 150, 2], dtype=np.int32)
 
     async def run() -> Any:
-        engine = local_engine(specs, EngineSettings(threads=2), backend="tests.plugins.plain_backend:arrays")
+        settings = EngineSettings(threads=2, heartbeat_s=0.1, stall_s=0.8)
+        engine = local_engine(specs, settings, backend="tests.plugins.plain_backend:slow")
         try:
             await engine.start()
             params = PoolingParams(outputs=("embed",))
             requests = [EngineRequest(id=n, model="m", token_ids=[ids[: n % 3 + 2].tobytes()] * (n + 1), params=params) for n in range(9)]
-            return await asyncio.gather(*(engine.submit(request) for request in requests))
+            outputs = await asyncio.gather(*(engine.submit(request) for request in requests))
+            prompts = [np.arange(number, number + 60, dtype=np.int32).tobytes() for number in range(200)]
+            begun = time.monotonic()
+            await engine.submit(EngineRequest(id=len(requests), model="m", token_ids=prompts, params=params))
+            assert time.monotonic() - begun > settings.stall_s
+            return outputs
         finally:
             await engine.stop()
 

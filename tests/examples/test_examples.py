@@ -92,7 +92,7 @@ def test_a_second_engine_beside_the_first() -> None:
         np.testing.assert_allclose(quick["embedding"], mean, atol=1e-6)
         assert np.abs(np.array(whole["embedding"]) - mean / np.linalg.norm(mean)).max() > 0.01
     assert np.linalg.norm(unit) == pytest.approx(1.0, abs=1e-6)
-    assert 'jackfield_engine_sequences_total{engine="quick"} 3.0' in metrics
+    assert 'jackfield_engine_sequences_total{engine="mean"} 3.0' in metrics
 
 
 def test_a_second_engine_takes_only_what_asks_for_it() -> None:

@@ -229,7 +229,9 @@ def _logging(settings: Settings) -> FloodGate:
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    gate = FloodGate(settings.server.max_log_lines_per_s)
+    gate = FloodGate(
+        settings.server.max_log_lines_per_s, hint=" and counted in jackfield_log_lines_dropped_total ([server] max_log_lines_per_s)"
+    )
     handler.addFilter(gate)
     logging.basicConfig(level=settings.server.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -173,8 +173,10 @@ def test_a_model_is_converted_once_and_a_changed_one_anew(cache: Path, tmp_path:
     ids=["architecture", "device", "option"],
 )
 def test_what_it_refuses(cache: Path, tmp_path: Path, make: Callable[[Path], Path], table: dict[str, Any], reason: str) -> None:
+    level = logging.getLogger().level
     with pytest.raises(ModelError, match=reason):
         start(make(tmp_path / "model"), **table)
+    assert logging.getLogger().level == level
 
 
 def test_it_takes_what_asks_for_it_alone(folders: dict[str, Path]) -> None:

@@ -6,6 +6,8 @@ import hashlib
 import json
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -55,7 +57,7 @@ def conversion_of(model: BackendModel) -> Path:
 
 
 def _convert(model: BackendModel, path: Path) -> None:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _logging_kept():
         warnings.simplefilter("ignore")  # of tracing: whether the trace is right, the engine's trial finds out
         made = openvino.convert_model(model.forward, example_input=model.forward.example())
     names = {name for port in made.inputs for name in port.names}
@@ -63,6 +65,18 @@ def _convert(model: BackendModel, path: Path) -> None:
     if missing:
         raise ValueError(f"the conversion has lost the input {missing[0]}")
     openvino.save_model(made, path, compress_to_fp16=False)
+
+
+@contextmanager
+def _logging_kept() -> Iterator[None]:
+    """OpenVINO makes the root logger tell errors alone while it converts, and leaves it so when it fails."""
+    root = logging.getLogger()
+    level, filters, handlers = root.level, root.filters[:], root.handlers[:]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.filters[:], root.handlers[:] = filters, handlers
 
 
 def _first_line(error: Exception) -> str:

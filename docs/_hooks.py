@@ -21,10 +21,16 @@ LANGUAGES = {".py": "python", ".toml": "toml"}
 PAGES: dict[str, str] = {}
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """A plugin's page stands below "Plugins" without being named in mkdocs.yml: a new plugin is a new folder, and no edit elsewhere."""
+    below = next(entry["Plugins"] for entry in config.nav or () if "Plugins" in entry)
+    below += [_page(readme) for readme in _readmes()]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what lies beside docs/."""
-    readmes = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("plugins/*/README.md"))]
-    texts = ["README.md", "benchmarks/ledger.md", *readmes]
+    texts = ["README.md", "benchmarks/ledger.md", *_readmes()]
     for source in texts:
         files.append(File.generated(config, _page(source), content=_read(source)))
     own = [f"docs/{file.src_uri}" for file in files.documentation_pages() if file.generated_by is None]
@@ -47,6 +53,10 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"]({posixpath.relpath(goal, posixpath.dirname(here))}{link[2] or ''})" if goal else link[0]
 
     return "".join(part if part.startswith("```") else LINK.sub(turned, part) for part in FENCE.split(markdown))
+
+
+def _readmes() -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("plugins/*/README.md"))]
 
 
 def _page(source: str) -> str:

@@ -9,6 +9,8 @@ TORCH ?= torch==2.13.0
 CONFIG ?= config/quickstart.toml
 HOST ?= 127.0.0.1
 PORT ?= 8000
+# Of the tests: how many run side by side. Half of their time is servers that start, one step after the other.
+WORKERS ?= 2
 
 PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
 # Plugins whose dependencies are heavy and which the quick start does not need: `make test` installs them.
@@ -32,7 +34,7 @@ serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
 	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/.test  ## Run the tests
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-wheels: $(VENV)/.test  ## Build wheels and run them in an environment of their own
 	$(PYTHON) -m pytest -m wheels tests $(ARGS)

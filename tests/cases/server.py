@@ -91,9 +91,8 @@ def queued_tokens(server: Bench) -> float:
 
 
 def whole(server: Bench) -> Bench:
-    """It serves: what was done to its engine before is over."""
-    until(lambda: health(server) == 200, 60)
-    assert server.embed("Hi")
+    """Its engine is loaded: what was done to it before is over. (/health is 200 from when it begins to load.)"""
+    until(lambda: server.send("GET", "/ready").status_code == 200)
     return server
 
 
@@ -121,11 +120,12 @@ def health_tells(mended: Bench) -> None:
         stuck = pool.submit(server.send, "POST", PATH, json=RIGHT)
         until(lambda: health(server) == 503)
         assert stuck.result(20).status_code == 503
-        until(lambda: health(server) == 200)
+        whole(server)
         busy = pool.submit(server.embed, [f"{i} " + "word " * 250 for i in range(200)])
         while not busy.done():
             assert health(server) == 200
             time.sleep(0.1)
+        assert len(busy.result()) == 200
         engine_of(server).kill()
         until(lambda: health(server) == 503, 5)
         assert server.send("GET", "/v1/models").status_code == 200

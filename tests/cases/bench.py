@@ -17,6 +17,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 MAX_MESSAGE = 1000
+# Flags with which a stuck engine is soon told.
+QUICK = ("--set", "engine.stall_s=2", "--set", "engine.heartbeat_s=0.2")
 
 
 class Bench:

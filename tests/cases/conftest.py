@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer
 
-from tests.cases.bench import Bench, serving
+from tests.cases.bench import QUICK, Bench, serving
 from tests.checkpoints import save_checkpoint, save_sentence_transformer
 
 
@@ -62,6 +62,19 @@ source = "{smollm2}"
 models = ["minilm", "minilm-mrl", "minilm-compact", "nan-bert", "nan-token"]
 [endpoints.tokenize]
 """
+
+
+@pytest.fixture(scope="session")
+def one_model(minilm: str) -> str:
+    """The tables of a server that a case ends or harms: what it is asked needs no second model, whose load would be waited for again."""
+    return f'[models.minilm]\nsource = "{minilm}"\n[endpoints.embed]\n'
+
+
+@pytest.fixture(scope="session")
+def mended(tmp_path_factory: pytest.TempPathFactory, one_model: str) -> Iterator[Bench]:
+    """A server whose engine the cases stop and kill: it stays, with a new one. Each of them first waits until it is whole."""
+    with serving(tmp_path_factory.mktemp("mended"), one_model, *QUICK) as running:
+        yield running
 
 
 def sorted_byte(character: str) -> int:

@@ -1,21 +1,14 @@
 """Public bug reports of servers like this one, as tests: each case is run, or stands in the list of those that wait for an endpoint.
 
-A case that fails stands for a whole kind of fault.
+A case that fails stands for a whole kind of fault. Here are those that share a server; the others are in `test_apart.py`.
 """
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
-import tests.cases.classes
-import tests.cases.embeddings
-import tests.cases.plugins
-import tests.cases.scoring
-import tests.cases.server
-import tests.cases.tokenization  # noqa: F401  (each registers its cases)
 from tests.cases.bench import CASES, ENACTED
+from tests.cases.families import TOGETHER, enact
 
 # Which endpoint a case waits for.
 WAITING = {
@@ -28,7 +21,6 @@ def test_every_case_is_run_or_waits() -> None:
     assert not set(ENACTED) & set(WAITING)
 
 
-@pytest.mark.parametrize("case_id", sorted(ENACTED))
+@pytest.mark.parametrize("case_id", TOGETHER)
 def test_case(case_id: str, request: pytest.FixtureRequest) -> None:
-    function = ENACTED[case_id]
-    function(**{name: request.getfixturevalue(name) for name in inspect.signature(function).parameters})
+    enact(case_id, request)

@@ -28,7 +28,7 @@ from jackfield.plugins import LoadedEndpoint, load_plugins
 from jackfield.settings import CorsSettings, EndpointSettings, EngineSettings, ModelSettings, ServerSettings, Settings
 from jackfield.testing import make_client, make_server
 from tests.checkpoints import IN_BUCKETS, KINDS
-from tests.parity import TASKS, name_of
+from tests.parity import NOT_CONVERTED, TASKS, name_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -189,6 +189,10 @@ def test_every_architecture_is_in_the_parity_table() -> None:
             difference, path = rows[name_of(kind), task]
             assert difference <= 1e-5
             assert path == ("buckets" if kind in IN_BUCKETS else "packed")
+            if kind not in NOT_CONVERTED:
+                difference, path = rows[name_of(kind, "openvino"), task]
+                assert difference <= 2e-5
+                assert path == "other"
 
 
 # Routes, fields, metrics

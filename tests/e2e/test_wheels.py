@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -95,15 +96,26 @@ def test_a_new_package_passes_its_own_tests(with_tools: Path, tmp_path: Path, ki
 
 
 def test_plugins_of_other_kinds_join_as_wheels(python: Path, tmp_path: Path) -> None:
-    """One with routes of another server, and one around every endpoint: installed, configured, and that is all."""
-    for name in ("tei", "timing"):
+    """One with routes of another server, one around every endpoint, one with an engine: installed, configured, and that is all."""
+    for name in ("tei", "timing", "openvino"):
         run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT / "plugins" / name)
-    run(python, "-m", "pip", "install", "-q", "--no-deps", *sorted(tmp_path.glob("*.whl")))
+    constraints = ("-c", ROOT / "constraints.txt")
+    run(python, "-m", "pip", "install", "-q", "--no-compile", *constraints, *sorted(tmp_path.glob("*.whl")))
     run(python, "-m", "pip", "check")
     config = tmp_path / "jackfield.toml"
-    config.write_text('[models.tiny]\nsource = "tiny:bert"\n[endpoints.tei]\n[endpoints.embed]\n[plugins.timing]\n')
-    with served(str(config), python=python) as server, server.client() as client:
-        for path, body in (("/tei", {"inputs": "hello"}), ("/v1/embeddings", {"input": "hello"})):
+    models = '[models.tiny]\nsource = "tiny:bert"\n[models.other]\nsource = "tiny:bert"\nengine = "openvino"\n'
+    config.write_text(models + "[endpoints.tei]\n[endpoints.embed]\n[plugins.timing]\n")
+    with served(str(config), python=python, env={"JACKFIELD_CACHE": str(tmp_path / "cache")}) as server, server.client() as client:
+        for path, body in (("/tei", {"inputs": "hello", "model": "other"}), ("/v1/embeddings", {"input": "hello"})):
             answer = client.post(path, json=body)
             assert answer.status_code == 200, answer.text
             assert "build_response;dur=" in answer.headers["server-timing"]
+
+
+def test_the_tutorials_files_are_typed(with_tools: Path, tmp_path: Path) -> None:
+    """In the package that they are part of; that it works is a matter of tests/docs/test_tutorial.py."""
+    folder = tmp_path / "made"
+    run(with_tools.parent / "jackfield", "new", "duplicates", "--into", folder)
+    shutil.copy(ROOT / "examples" / "tutorial" / "endpoint.py", folder / "src" / "jackfield_duplicates")
+    shutil.copy(ROOT / "examples" / "tutorial" / "test_duplicates.py", folder / "tests")
+    run(with_tools.parent / "mypy", "src", "tests", cwd=folder)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 from fakeredis import TcpFakeServer
+from transformers import AutoModel, AutoTokenizer
 
 from examples.counter import CounterPlugin
 from examples.redis_cache import RedisCache, RedisCacheSettings
-from jackfield.testing import FakeEngine, make_client, make_server
+from examples.second_engine import SecondEngine
+from jackfield import ModelError
+from jackfield.testing import FakeEngine, make_client, make_server, tiny_model
 from jackfield_embed import EmbedEndpoint
 from jackfield_score import RerankEndpoint
 
@@ -61,3 +66,43 @@ def test_counts() -> None:
     assert counts["requests"] == {"embed": 2, "counter": 1}
     assert counts["failed"] == {"embed": 1, "counter": 0}
     assert counts["tokens"] == {"embed": 5, "counter": 0}
+
+
+QUICK = {"source": "tiny:bert", "engine": "mean"}
+
+
+def test_a_second_engine_beside_the_first() -> None:
+    with make_client(EmbedEndpoint(), SecondEngine(), models={"quick": QUICK, "whole": {"source": "tiny:bert"}}, real=True) as client:
+        told = {entry["id"]: entry["execution"] for entry in client.get("/v1/models").json()["data"]}
+        assert told == {"quick": "other", "whole": "packed"}
+        texts = ["a cat", "a longer text of a dog"]
+        answers = {
+            name: client.post("/v1/embeddings", json={"model": name, "input": texts, "normalize": normalize}).json()["data"]
+            for name, normalize in (("quick", False), ("whole", True))
+        }
+        unit = client.post("/v1/embeddings", json={"model": "quick", "input": "a cat"}).json()["data"][0]["embedding"]
+        metrics = client.get("/metrics").text
+    folder = tiny_model("bert")
+    table, tokenizer = (
+        AutoModel.from_pretrained(folder).get_input_embeddings().weight.detach().numpy(),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    for text, quick, whole in zip(texts, answers["quick"], answers["whole"], strict=True):
+        mean = table[tokenizer(text)["input_ids"]].mean(axis=0)
+        np.testing.assert_allclose(quick["embedding"], mean, atol=1e-6)
+        assert np.abs(np.array(whole["embedding"]) - mean / np.linalg.norm(mean)).max() > 0.01
+    assert np.linalg.norm(unit) == pytest.approx(1.0, abs=1e-6)
+    assert 'jackfield_engine_sequences_total{engine="mean"} 3.0' in metrics
+
+
+def test_a_second_engine_takes_only_what_asks_for_it() -> None:
+    with make_client(EmbedEndpoint(), SecondEngine(), engine=FakeEngine(max_length=99)) as client:
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 99
+
+
+def test_a_second_engine_says_what_it_misses(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ModelError, match=r"model\.safetensors cannot be read"),
+        make_client(EmbedEndpoint(), SecondEngine(), models={"quick": {**QUICK, "source": str(tmp_path)}}),
+    ):
+        pass

@@ -3,6 +3,7 @@
 The public names are these; plugins import nothing else of the core (`jackfield.testing` in their tests excepted).
 """
 
+from jackfield.cache import cache_folder, made_once
 from jackfield.client import EngineClient, EngineHealth, EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.context import Context, Model
 from jackfield.encoding import convert_body
@@ -43,7 +44,7 @@ from jackfield.params import PoolingParams, SamplingParams
 from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
 from jackfield.schema import ChatMessage, ContentPart, ErrorBody, ErrorDetail, Request, TokenId, Usage, template_messages
-from jackfield.settings import EndpointSettings
+from jackfield.settings import EndpointSettings, EngineSettings
 
 __all__ = [
     "PLUGIN_API",
@@ -65,6 +66,7 @@ __all__ = [
     "EngineClient",
     "EngineHealth",
     "EngineRequest",
+    "EngineSettings",
     "EngineStats",
     "EngineUnavailable",
     "ErrorBody",
@@ -112,9 +114,11 @@ __all__ = [
     "Vector",
     "Vectors",
     "aliased",
+    "cache_folder",
     "convert_body",
     "hookimpl",
     "input_prompts",
+    "made_once",
     "stageimpl",
     "template_messages",
 ]

@@ -20,17 +20,17 @@ from jackfield.client import EngineClient, EngineHealth, ModelCard, ModelSpec, P
 from jackfield.config import Where
 from jackfield.context import Model
 from jackfield.encoding import BodyDecoder
+from jackfield.engine import local_engine
 from jackfield.engine.cpu import usable_cpus
 from jackfield.engine.files import read_model_files
-from jackfield.engine.process import EngineProcess
-from jackfield.errors import ConfigError, JackfieldError, PluginError
+from jackfield.errors import ConfigError, JackfieldError, ModelError, PluginError
 from jackfield.http.app import HttpParts, build_http, check_routes
 from jackfield.http.metrics import Metrics
 from jackfield.http.shell import Shell
 from jackfield.http.system import ModelEntry
 from jackfield.logs import FloodGate, own_source
 from jackfield.pipeline import BoundModel, BoundRoute, Pipeline, engine_stream, engine_submit
-from jackfield.plugins import LoadedEndpoint, Plugins, collect_poolers, fitting_poolers, load_plugins
+from jackfield.plugins import TORCH, LoadedEndpoint, Plugins, collect_poolers, fitting_poolers, load_plugins, plugin_tables
 from jackfield.settings import Settings
 from jackfield.sources import resolve_source
 from jackfield.stages import Stages, check_endpoint, fold_stream, fold_submit
@@ -72,7 +72,7 @@ class App:
         self.stop_timeout_s: float | None = None
         self._background = background
         self.plugins = plugins or load_plugins(
-            settings.endpoints, settings.plugins, on_error=settings.server.plugin_errors, all_endpoints=all_endpoints, where=where
+            settings.endpoints, plugin_tables(settings), on_error=settings.server.plugin_errors, all_endpoints=all_endpoints, where=where
         )
         if not self.plugins.endpoints:
             raise ConfigError(
@@ -230,6 +230,7 @@ class App:
             aliases=tuple(settings.aliases),
             dtype=settings.dtype,
             device=settings.device,
+            engine=settings.engine,
             max_length=settings.max_length or None,
             pooling=settings.pooling or None,
             matryoshka=tuple(sizes) if isinstance(sizes, list) else sizes,
@@ -245,36 +246,47 @@ class App:
             for model in endpoint_models(loaded, self.specs)
         }
         own: list[ModelSpec] = []
-        for model, spec in list(self.specs.items()):
-            client: object = self.plugins.first("jackfield_engine", spec=spec) if model in computing else None
+        self.specs = {model: self._with_poolers(spec) for model, spec in self.specs.items()}
+        for model, spec in self.specs.items():
+            client = self._plugin_engine(spec) if model in computing else None
             if client is not None:
-                if not isinstance(client, EngineClient):
-                    raise PluginError(f"jackfield_engine gave {type(client).__name__} for model {model!r}; an EngineClient is expected")
                 self._engine_of[model] = client
                 if client not in self.engines.values():
-                    self.engines[model] = client
-            else:
-                self.specs[model] = self._with_poolers(spec)
-                self.cards[model] = read_model_files(self.specs[model]).card
-                if model in computing:
-                    own.append(self.specs[model])
+                    name = spec.engine or model
+                    self.engines[model if name in self.engines else name] = client
+            elif model in computing:
+                own.append(spec)
+            if client is None or getattr(client, "reads_model_files", False):
+                self.cards[model] = read_model_files(spec).card
         if own:
-            engine = self._own_engine(own)
+            engine = local_engine(own, self.settings.engine, log_level=self.settings.server.log_level)
             self.engines["torch"] = engine
             self._engine_of |= dict.fromkeys((spec.id for spec in own), engine)
+
+    def _plugin_engine(self, spec: ModelSpec) -> EngineClient | None:
+        """What plugins offer for a model, or None for the torch engine. Raises: PluginError; ConfigError for an engine that nobody has."""
+        if spec.engine == TORCH:
+            return None
+        settings = self.settings
+        client: object = self.plugins.first("jackfield_engine", spec=spec, settings=settings.engine, log_level=settings.server.log_level)
+        if client is None and spec.engine:
+            loaded = [info.name for info in self.plugins.infos if info.state == "loaded" and info.name not in self.plugins.endpoints]
+            raise ConfigError(
+                f"[models.{spec.id}] engine = {spec.engine!r}: no plugin supplies it to this model (pip install jackfield-{spec.engine}?). "
+                f"Built in is {TORCH!r}; loaded plugins: {', '.join(loaded) or 'none'}."
+            )
+        if client is not None and not isinstance(client, EngineClient):
+            raise PluginError(f"jackfield_engine gave {type(client).__name__} for model {spec.id!r}; an EngineClient is expected")
+        return client
 
     def _with_poolers(self, spec: ModelSpec) -> ModelSpec:
         if not self._poolers:
             return spec
-        files = read_model_files(spec)
+        try:
+            files = read_model_files(spec)
+        except ModelError:
+            return spec  # told later, unless a plugin's engine takes it that reads files of another kind
         return msgspec.structs.replace(spec, poolers=fitting_poolers(self._poolers, files.card, files.config))
-
-    def _own_engine(self, specs: list[ModelSpec]) -> EngineClient:
-        if self.settings.engine.mode == "process":
-            return EngineProcess(specs, self.settings.engine, log_level=self.settings.server.log_level)
-        from jackfield.engine.thread import EngineThread  # noqa: PLC0415  (imports torch, which the HTTP process goes without)
-
-        return EngineThread(specs, self.settings.engine)
 
     def _load_tokenizers(self, cards: dict[str, ModelCard]) -> dict[str, ModelTokenizer]:
         return {model: ModelTokenizer(card) for model, card in cards.items()}

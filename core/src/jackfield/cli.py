@@ -23,7 +23,7 @@ from rich.table import Table
 from jackfield.config import Where, literal, read_settings, split_key
 from jackfield.errors import ConfigError, PluginError, StartupError
 from jackfield.logs import FloodGate
-from jackfield.plugins import PluginInfo, Plugins, installed_plugins, load_plugins
+from jackfield.plugins import PluginInfo, Plugins, installed_plugins, load_plugins, plugin_tables
 from jackfield.settings import Settings
 
 if TYPE_CHECKING:
@@ -186,7 +186,8 @@ def _read(target: str | None, overrides: dict[str, Any]) -> _Given:
 def _plugins(given: _Given) -> Plugins:
     """What becomes of each plugin; one that fails is listed and stops nothing."""
     settings = given.settings
-    return load_plugins(settings.endpoints, settings.plugins, on_error="skip", all_endpoints=not given.from_file, where=given.where)
+    tables = plugin_tables(settings)
+    return load_plugins(settings.endpoints, tables, on_error="skip", all_endpoints=not given.from_file, where=given.where)
 
 
 def _model_name(target: str) -> str:
@@ -228,7 +229,9 @@ def _logging(settings: Settings) -> FloodGate:
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    gate = FloodGate(settings.server.max_log_lines_per_s)
+    gate = FloodGate(
+        settings.server.max_log_lines_per_s, hint=" and counted in jackfield_log_lines_dropped_total ([server] max_log_lines_per_s)"
+    )
     handler.addFilter(gate)
     logging.basicConfig(level=settings.server.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -19,6 +19,7 @@ from jackfield.outputs import Delta, PoolingOutputs
 from jackfield.params import PoolingParams, SamplingParams
 from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import Prompt
+from jackfield.settings import EngineSettings
 
 __all__ = [
     "APP_PROJECT",
@@ -78,8 +79,11 @@ class AppHooks:
         """Resolve a model's `source` to a local folder or file, or None. Hub ids, paths and `package:` are built in, and come last."""
 
     @hookspec(firstresult=True)
-    def jackfield_engine(self, spec: ModelSpec) -> EngineClient | None:
-        """Supply an engine that serves this one model, or None; the torch engine is built in, and comes last."""
+    def jackfield_engine(self, spec: ModelSpec, settings: EngineSettings, log_level: str) -> EngineClient | None:
+        """Supply an engine that serves this one model, or None; the torch engine is built in, and comes last.
+
+        `spec.engine` is the name that the operator asks for; with "torch" nobody is asked. settings: of [engine]. log_level: of the server.
+        """
 
 
 class StageHooks:

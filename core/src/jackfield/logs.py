@@ -30,11 +30,12 @@ def own_source(record: logging.LogRecord) -> str:
 class FloodGate(logging.Filter):
     """Leaves out, and counts, the lines of a source beyond `max_lines` in a second. Put on a handler, it sees every logger's records.
 
-    source: tells whose a record is. dropped: lines left out by source, since the start.
+    source: tells whose a record is. hint: for the line that tells of a flood. dropped: lines left out by source, since the start.
     """
 
-    def __init__(self, max_lines: int, source: Callable[[logging.LogRecord], str] = own_source) -> None:
+    def __init__(self, max_lines: int, *, source: Callable[[logging.LogRecord], str] = own_source, hint: str = "") -> None:
         super().__init__()
+        self._hint = hint
         self.source = source
         self.dropped: Counter[str] = Counter()
         self._max_lines = max_lines
@@ -60,9 +61,6 @@ class FloodGate(logging.Filter):
         if time.monotonic() - self._told.get(source, -QUIET_S) >= QUIET_S:
             self._told[source] = time.monotonic()
             log.warning(
-                "%s writes more than %d lines a second into the log: what is more is left out and counted in "
-                "jackfield_log_lines_dropped_total ([server] max_log_lines_per_s)",
-                source,
-                self._max_lines,
+                "%s writes more than %d lines a second into the log: what is more is left out%s", source, self._max_lines, self._hint
             )
         return False

@@ -28,10 +28,11 @@ from jackfield.endpoint import Endpoint, EndpointRegistry
 from jackfield.errors import ConfigError, PluginError, StartupError
 from jackfield.hookspecs import APP_PROJECT, PLUGIN_API, AppHooks
 from jackfield.poolers import PoolerEntry, PoolerRegistry
-from jackfield.settings import EndpointSettings
+from jackfield.settings import EndpointSettings, Settings
 
 __all__ = [
     "GROUP",
+    "TORCH",
     "Installed",
     "LoadedEndpoint",
     "PluginInfo",
@@ -41,12 +42,15 @@ __all__ = [
     "fitting_poolers",
     "installed_plugins",
     "load_plugins",
+    "plugin_tables",
     "register",
 ]
 
 log = logging.getLogger("jackfield.plugins")
 
 GROUP = "jackfield"
+# The name of the engine that is built in.
+TORCH = "torch"
 State = Literal["loaded", "failed", "not configured"]
 
 
@@ -155,6 +159,13 @@ def fitting_poolers(poolers: Mapping[str, tuple[str, PoolerEntry]], card: ModelC
 def installed_plugins() -> list[EntryPoint]:
     """Entry points of the group, sorted by name, then distribution: the order of the path must not matter."""
     return sorted(entry_points(group=GROUP), key=lambda point: (point.name, _distribution(point)[0]))
+
+
+def plugin_tables(settings: Settings) -> dict[str, dict[str, Any]]:
+    """[plugins], with an empty table for each installed plugin whose name a model gives as its engine: that enables it as well."""
+    engines = {model.engine for model in settings.models.values()} - {"", TORCH}
+    named = {point.name for point in installed_plugins() if point.name in engines} if engines else set()
+    return {**{name: {} for name in sorted(named - set(settings.endpoints))}, **settings.plugins}
 
 
 def load_plugins(

@@ -75,6 +75,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     aliases: list[str] = []
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+    engine: str = ""
     max_length: Annotated[int, Meta(ge=0)] = 0
     pooling: str = ""
     matryoshka: bool | list[PositiveInt] | None = None

@@ -6,9 +6,6 @@ A BERT of two layers over single bytes, the same for the same name and release. 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
+
+from jackfield.cache import cache_folder, made_once
 
 __all__ = ["KINDS", "tiny_model", "write_tiny"]
 
@@ -44,21 +43,7 @@ CHAT_TEMPLATE = (
 def tiny_model(kind: str) -> str:
     """The folder of a kind, written into the cache at the first call. Raises: KeyError for a kind that there is not."""
     folder = cache_folder() / "tiny" / f"{kind}-{version('jackfield')}"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
-        write_tiny(made, kind)
-        try:
-            made.rename(folder)
-        except OSError:  # another process was first
-            shutil.rmtree(made)
-    return str(folder)
-
-
-def cache_folder() -> Path:
-    """Where what was made once is kept: `$JACKFIELD_CACHE`, else `jackfield` in the user's cache."""
-    own = os.environ.get("JACKFIELD_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jackfield"
+    return str(made_once(folder, lambda made: write_tiny(made, kind)))
 
 
 def write_tiny(folder: Path, kind: str = "bert", *, weights: bool = True) -> None:

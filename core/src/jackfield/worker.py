@@ -36,10 +36,14 @@ from jackfield.engine.messages import (
     frame,
 )
 from jackfield.errors import ModelError, ServingError
+from jackfield.logs import FloodGate
 
 __all__ = ["main"]
 
 log = logging.getLogger("jackfield.worker")
+
+# Of one package; its lines end up in the server's log.
+MAX_LOG_LINES_PER_S = 100
 
 _decoder = msgspec.msgpack.Decoder(ToWorker)
 
@@ -59,8 +63,10 @@ class Worker:
     def run(self) -> int:
         """Load, then serve until told to stop; returns the exit code."""
         start = self._wait_for_start()
-        logging.basicConfig(level=start.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-        engine = Engine(start.settings)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.addFilter(FloodGate(MAX_LOG_LINES_PER_S))
+        logging.basicConfig(level=start.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[handler])
+        engine = Engine(start.settings, backend=start.backend)
         try:
             cards = engine.load(start.specs, lambda progress: self._send(Loading(progress)))
         except ModelError as error:
@@ -112,7 +118,8 @@ class Worker:
     def _beat(self, engine: Engine, seconds: float) -> None:
         try:
             while True:
-                self._send(Beat(engine.stats(), calls_so_far()))
+                stats = engine.stats()
+                self._send(Beat(stats, stats.num_steps + calls_so_far()))  # only packed models count calls
                 threading.Event().wait(seconds)
         except OSError:
             os._exit(1)  # the server is gone

@@ -13,6 +13,13 @@ from langchain_huggingface import HuggingFaceEndpointEmbeddings
 from jackfield.testing import RunningServer
 from plugins.tei.tests.conftest import logits_of, vectors_of
 
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own conftest.py says that nothing may be looked up on a hub; here the client's business is a server of ours."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+
 TEXTS = ["What is deep learning?", "I like you"]
 
 

@@ -18,10 +18,10 @@ import torch
 
 from jackfield.client import EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.engine.cpu import usable_cpus
-from jackfield.engine.loader import load_model
+from jackfield.engine.loader import load_model, load_on_backend
 from jackfield.engine.memory import large_blocks_apart
 from jackfield.engine.poolers import SequenceResult
-from jackfield.engine.runner import ModelRunner
+from jackfield.engine.runner import Runner
 from jackfield.engine.scheduler import Group, Scheduler, Sequence, Step
 from jackfield.errors import DeadlineExceeded, EngineUnavailable, InternalError, NonFiniteOutput, ServingError, StepFailed
 from jackfield.outputs import FloatArray, PoolingOutputs
@@ -43,13 +43,14 @@ Event = tuple[int, PoolingOutputs | ServingError]
 
 
 class Engine:
-    """Models, one scheduler over all of them, and the step loop's body.
+    """Models, one scheduler over all of them, and the step loop's body. backend: of another forward pass; empty: torch.
 
     Every request that was submitted gets exactly one event, unless it was aborted. lanes: how many threads may be in `step` at once.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, *, backend: str = "") -> None:
         self.settings = settings
+        self._backend = backend
         self.lanes = 1
         self._threads = settings.threads or usable_cpus()
         self._own = _OwnThreads()
@@ -58,7 +59,7 @@ class Engine:
         self._lock = threading.RLock()
         # Steps that run, and their threads.
         self._running = self._in_use = 0
-        self._runners: dict[str, ModelRunner] = {}
+        self._runners: dict[str, Runner] = {}
         self._scheduler = Scheduler(token_budget=CPU_TOKEN_BUDGET, max_wait_s=settings.max_wait_ms / 1000)
         self._events: list[Event] = []
         self._stats = EngineStats()
@@ -68,15 +69,17 @@ class Engine:
 
         Raises: ModelError from the first that cannot be loaded.
         """
+        lanes = min(self.settings.lanes or CPU_LANES, self._threads)
+        resolved = msgspec.structs.replace(self.settings, threads=self._threads, lanes=lanes)
         for position, spec in enumerate(specs):
             progress(Progress(model=spec.id, what="loading models", done=position, total=len(specs)))
             with large_blocks_apart():
-                self._runners[spec.id] = load_model(spec)
+                self._runners[spec.id] = load_on_backend(spec, self._backend, resolved) if self._backend else load_model(spec)
         progress(Progress(model="", what="loading models", done=len(specs), total=len(specs)))
         self._scheduler.by_length = {model for model, runner in self._runners.items() if not runner.packed}
         on_gpu = any(runner.card.device != "cpu" for runner in self._runners.values())
         self._scheduler.token_budget = self.settings.token_budget or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
-        self.lanes = 1 if on_gpu else min(self.settings.lanes or CPU_LANES, self._threads)
+        self.lanes = 1 if on_gpu else lanes
         return {model: runner.card for model, runner in self._runners.items()}
 
     def submit(self, request: EngineRequest) -> None:
@@ -175,7 +178,7 @@ class Engine:
             hit = isinstance(result, NonFiniteOutput) and len(results) > 1 and not sequence.group.done
             self._deliver(sequence, self._run_alone(runner, sequence) if hit else result)
 
-    def _run_alone(self, runner: ModelRunner, sequence: Sequence) -> SequenceResult:
+    def _run_alone(self, runner: Runner, sequence: Sequence) -> SequenceResult:
         """Find the culprit: it fails with its own error, the others do not notice."""
         try:
             return runner.run([sequence])[0]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from jackfield.client import Execution, ModelCard, ModelSpec
 from jackfield.engine.attention import PACKED, calls_so_far
+from jackfield.engine.backends import PADDED, BackendModel, PaddedForward, load_backend
 from jackfield.engine.cpu import has_fast_bfloat16
 from jackfield.engine.files import ModelFiles, read_model_files
 from jackfield.engine.layers import replace_layers
@@ -25,11 +27,12 @@ from jackfield.engine.memory import trim
 from jackfield.engine.poolers import LoadedModel, Pooler, Span
 from jackfield.engine.poolers.labels import Head, detach_head
 from jackfield.engine.poolers.load import FLOAT32_TOLERANCE, label_poolers, plugin_poolers, vector_poolers
-from jackfield.engine.runner import ModelRunner
+from jackfield.engine.runner import BackendRunner, ModelRunner, Runner
 from jackfield.errors import ModelError
 from jackfield.params import PoolingParams
+from jackfield.settings import EngineSettings
 
-__all__ = ["load_model"]
+__all__ = ["load_model", "load_on_backend"]
 
 log = logging.getLogger("jackfield.engine")
 
@@ -46,8 +49,7 @@ def load_model(spec: ModelSpec) -> ModelRunner:
 
     Raises: ModelError when its files cannot be read, lack weights, or fail the check in every way of running them.
     """
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    _quiet()
     files = read_model_files(spec)
     device = _device(spec)
     whole = _load_weights(spec, files, device)
@@ -56,16 +58,16 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     model, head = detach_head(whole) if files.classes else (whole, None)
     poolers = vector_poolers(spec, files, device)
     runner = _runner(files, model, poolers, packed=False)
-    alone = _alone(runner, trial)
+    alone, half = _alone(runner, trial), runner.dtype != torch.float32
     why = _why_not_packed(model)
     if not why:
         _speed_up(model, head)
         runner = _runner(files, model, poolers, packed=True)
-        why = _check(runner, trial, alone)
+        why = _check(runner, trial, alone, half=half)
     if why:
         log.info("model %s: runs in length buckets: %s", spec.id, why)
         runner = _runner(files, model, poolers, packed=False)
-        problem = _check(runner, trial, alone)
+        problem = _check(runner, trial, alone, half=half)
         if problem:
             raise ModelError(f"model {spec.id!r}: results depend on the batch even in length buckets: {problem}")
     states = runner.hidden(trial)
@@ -80,15 +82,68 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     return runner
 
 
+def load_on_backend(spec: ModelSpec, factory: str, settings: EngineSettings) -> BackendRunner:
+    """Load a model and let a plugin's backend make its hidden states; torch says in float32, prompt by prompt, what is right.
+
+    Raises: ModelError when its files cannot be read or lack weights, or the backend refuses it, fails, or gives other results.
+    """
+    _quiet()
+    runner = _on_backend(spec, read_model_files(spec), factory, settings)
+    trim()  # by now nothing holds the torch model any more
+    return runner
+
+
+def _on_backend(spec: ModelSpec, files: ModelFiles, factory: str, settings: EngineSettings) -> BackendRunner:
+    device, folder = torch.device("cpu"), Path(files.transformer)
+    whole = _read_weights(spec, files, "auto")
+    dtype = _auto_dtype(next(whole.parameters()).dtype, device) if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    whole.float()
+    trial = _trial(files, MAX_TRIAL_LENGTH)
+    logits = _logits(whole, trial) if files.classes else []
+    model, head = detach_head(whole) if files.classes else (whole, None)
+    poolers = vector_poolers(spec, files, device)
+    right = _runner(files, model, poolers, packed=False)
+    alone, states, spans = _alone(right, trial), right.hidden(trial), _spans(trial)
+    _set_attention(model, PADDED)
+    forward = PaddedForward(model, has_segments=right.has_segments, forward_args=right.forward_args)
+    wanted = BackendModel(
+        spec=spec, card=right.card, config=files.config, folder=folder, dtype=str(dtype).removeprefix("torch."), forward=forward
+    )
+    backend = load_backend(factory, wanted, settings)
+    card = msgspec.structs.replace(files.card, dtype=backend.dtype, device=backend.device, execution="other")
+    runner = BackendRunner(card, backend, poolers, has_segments=right.has_segments)
+    try:
+        problem = _check(runner, trial, alone, half=backend.dtype != "float32")
+    except Exception as error:  # code of a plugin's, which may raise anything
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise ModelError(f'model {spec.id!r}: the backend {factory} does not give what torch gives ({problem}); engine = "torch" runs it')
+    if head is not None:
+        poolers |= label_poolers(spec, files, head, states, spans, logits)
+        _unmap(head.parameters())
+    loaded = LoadedModel(card=card, config=files.config, folder=folder, model=model, device=device, dtype=torch.float32)
+    poolers |= plugin_poolers(spec, loaded, states, spans)
+    return runner
+
+
+def _quiet() -> None:
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
 def _speed_up(model: torch.nn.Module, head: Head | None) -> None:
     """Put faster layers in place of the model's own, and let go of what they have copied."""
     layers, linears = replace_layers(model), replace_linears(model)
     log.debug("%s: %d layers replaced, and %d linear layers beside them", type(model).__name__, layers, linears)
     if linears or layers:
-        # A file of weights stays mapped as a whole as long as one tensor lies in it.
-        for parameter in [*model.parameters(), *(head.parameters() if head is not None else ())]:
-            if parameter.device.type == "cpu":
-                parameter.data = parameter.data.clone()
+        _unmap([*model.parameters(), *(head.parameters() if head is not None else ())])
+
+
+def _unmap(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Copy them: a file of weights stays mapped as a whole as long as one tensor lies in it."""
+    for parameter in parameters:
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
 
 
 def _runner(files: ModelFiles, model: torch.nn.Module, poolers: dict[str, Pooler], *, packed: bool) -> ModelRunner:
@@ -122,6 +177,13 @@ def _device(spec: ModelSpec) -> torch.device:
 
 
 def _load_weights(spec: ModelSpec, files: ModelFiles, device: torch.device) -> torch.nn.Module:
+    model = _read_weights(spec, files, "auto" if spec.dtype == "auto" else getattr(torch, spec.dtype))
+    if spec.dtype == "auto":
+        model.to(_auto_dtype(next(model.parameters()).dtype, device))
+    return model.to(device)
+
+
+def _read_weights(spec: ModelSpec, files: ModelFiles, dtype: torch.dtype | Literal["auto"]) -> torch.nn.Module:
     folder = files.transformer
     try:
         named = {"num_labels": len(files.classes.labels)} if files.classes else {}
@@ -129,7 +191,7 @@ def _load_weights(spec: ModelSpec, files: ModelFiles, device: torch.device) -> t
         model, info = _auto_class(files).from_pretrained(
             folder,
             config=config,
-            dtype="auto" if spec.dtype == "auto" else getattr(torch, spec.dtype),
+            dtype=dtype,
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
@@ -145,9 +207,6 @@ def _load_weights(spec: ModelSpec, files: ModelFiles, device: torch.device) -> t
     if files.classes is None and getattr(model, "pooler", None) is not None:
         model.pooler = None
     model.eval()
-    if spec.dtype == "auto":
-        model.to(_auto_dtype(next(model.parameters()).dtype, device))
-    model.to(device)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     loaded: torch.nn.Module = model
@@ -181,11 +240,11 @@ def _why_not_packed(model: torch.nn.Module) -> str:
     return ""
 
 
-def _trial(files: ModelFiles) -> list[bytes]:
-    """Prompts for the check, shortest first."""
+def _trial(files: ModelFiles, longest: int = 0) -> list[bytes]:
+    """Prompts for the check, shortest first. longest: one of so many tokens as well, or of as many as the model takes."""
     card = files.card
     beyond = [edge + 8 for edge in (files.window, files.rope_switch) if edge and edge + 8 <= MAX_TRIAL_LENGTH]
-    lengths = [min(length, card.max_length) for length in (*TRIAL_LENGTHS, *beyond)]
+    lengths = [min(length, card.max_length) for length in (*TRIAL_LENGTHS, *beyond, *([longest] if longest else ()))]
     return sorted((_trial_ids(card, length, seed) for seed, length in enumerate(lengths)), key=len)
 
 
@@ -216,15 +275,15 @@ def _alone(runner: ModelRunner, prompts: list[bytes]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _check(runner: ModelRunner, prompts: list[bytes], alone: torch.Tensor) -> str:
+def _check(runner: Runner, prompts: list[bytes], alone: torch.Tensor, *, half: bool) -> str:
     """Run the trial as one batch; say how it differs from what is right, or nothing."""
     before = calls_so_far()
     together = runner.hidden(prompts, _segments(prompts)).float()
-    if runner.packed:
+    if isinstance(runner, ModelRunner) and runner.packed:
         calls, layers = calls_so_far() - before, int(getattr(runner.model.config, "num_hidden_layers", 1))
         if not calls or calls % layers:  # two passes where the trial's lengths may not be mixed
             return f"{calls} attention calls in a pass of {layers} layers went through the interface"
-    return _difference(together, alone, half=runner.dtype != torch.float32)
+    return _difference(together, alone, half=half)
 
 
 def _difference(together: torch.Tensor, alone: torch.Tensor, *, half: bool) -> str:

@@ -34,11 +34,12 @@ __all__ = [
 
 
 class Start(Struct, frozen=True, tag=True):
-    """The first message: what to load and how to run."""
+    """The first message: what to load and how to run. backend: where the factory of another forward pass is; empty: torch."""
 
     specs: list[ModelSpec]
     settings: EngineSettings
     log_level: str
+    backend: str = ""
 
 
 class Submit(Struct, frozen=True, tag=True):

@@ -35,12 +35,15 @@ STOP_TIMEOUT_S = 3.0
 
 
 class EngineProcess:
-    """An EngineClient over a worker process."""
+    """An EngineClient over a worker process. backend: where the factory of another forward pass is; empty: torch."""
 
-    def __init__(self, specs: list[ModelSpec], settings: EngineSettings, *, log_level: str = "info") -> None:
+    reads_model_files = True
+
+    def __init__(self, specs: list[ModelSpec], settings: EngineSettings, *, log_level: str = "info", backend: str = "") -> None:
         self._specs = specs
         self._settings = settings
         self._log_level = log_level
+        self._backend = backend
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: _Pipe | None = None
         self._waiting: dict[int, asyncio.Future[PoolingOutputs]] = {}
@@ -128,7 +131,7 @@ class EngineProcess:
         ours.setblocking(False)
         self._pipe = pipe = _Pipe(self._receive, self._closed)
         await loop.create_connection(lambda: pipe, sock=ours)
-        pipe.send(Start(self._specs, self._settings, self._log_level))
+        pipe.send(Start(self._specs, self._settings, self._log_level, self._backend))
         cards = await self._loaded
         self._ready_since = time.monotonic()
         self._last_move = (0, self._ready_since)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -12,43 +13,24 @@ from numpy.typing import NDArray
 
 from jackfield.client import ModelCard
 from jackfield.engine.attention import PackedBatch, packed_batch
+from jackfield.engine.backends import Backend
 from jackfield.engine.poolers import Pooler, SequenceResult, pool, spans_of
 from jackfield.engine.scheduler import Sequence
 
-__all__ = ["ModelRunner"]
+__all__ = ["BackendRunner", "ModelRunner", "Runner"]
 
 
-class ModelRunner:
-    """A loaded model and how its batches run.
+class Runner(ABC):
+    """A loaded model: hidden states of its batches, and from them the outputs. poolers: by output.
 
-    poolers: by output. packed: sequences end to end in one row; else in batches of equal length. position_offset: the position id of a
-    first token. has_segments: whether the model tells the first part of a pair from the second (`token_type_ids`). rope_switch: a prompt of
-    more tokens than this has other rotary frequencies than one of fewer, and the model keeps those of its last batch; 0: nothing such.
+    packed: sequences of any lengths make a good batch; else those of lengths near to each other.
     """
 
-    def __init__(
-        self,
-        card: ModelCard,
-        model: torch.nn.Module,
-        poolers: dict[str, Pooler],
-        *,
-        packed: bool,
-        position_offset: int,
-        has_segments: bool,
-        rope_switch: int,
-        forward_args: dict[str, Any],
-    ) -> None:
+    def __init__(self, card: ModelCard, poolers: dict[str, Pooler], *, packed: bool, has_segments: bool) -> None:
         self.card = card
-        self.model = model
         self.poolers = poolers
         self.packed = packed
         self.has_segments = has_segments
-        self.rope_switch = rope_switch
-        self._rope_lock = threading.Lock()
-        self.forward_args = forward_args
-        parameter = next(model.parameters())
-        self.device, self.dtype = parameter.device, parameter.dtype
-        self._positions = np.arange(position_offset, card.max_length + position_offset + 1)
 
     @torch.inference_mode()
     def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
@@ -71,14 +53,64 @@ class ModelRunner:
     def hidden(self, token_ids: list[bytes], segments: list[int] | None = None) -> torch.Tensor:
         """Last hidden states `[T, H]` of prompts given shortest first, end to end. segments: tokens of each one's first part; 0 for all."""
         prompts = [np.frombuffer(ids, dtype=np.int32) for ids in token_ids]
-        parts = segments if segments and self.has_segments and any(segments) else None
+        return self._hidden(prompts, segments if segments and self.has_segments and any(segments) else None)
+
+    @abstractmethod
+    def _hidden(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> torch.Tensor: ...
+
+
+class BackendRunner(Runner):
+    """A model whose hidden states come from a plugin's backend."""
+
+    def __init__(self, card: ModelCard, backend: Backend, poolers: dict[str, Pooler], *, has_segments: bool) -> None:
+        super().__init__(card, poolers, packed=False, has_segments=has_segments)
+        self._backend = backend
+
+    def _hidden(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> torch.Tensor:
+        states = torch.as_tensor(self._backend.hidden(prompts, segments))
+        tokens = sum(map(len, prompts))
+        if states.dim() != 2 or len(states) != tokens or states.dtype != torch.float32:
+            raise ValueError(f"the backend gave {states.dtype} of the shape {tuple(states.shape)} for {tokens} tokens")
+        return states
+
+
+class ModelRunner(Runner):
+    """A loaded torch model and how its batches run.
+
+    packed: sequences end to end in one row; else in batches of equal length. position_offset: the position id of a
+    first token. has_segments: whether the model tells the first part of a pair from the second (`token_type_ids`). rope_switch: a prompt of
+    more tokens than this has other rotary frequencies than one of fewer, and the model keeps those of its last batch; 0: nothing such.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        model: torch.nn.Module,
+        poolers: dict[str, Pooler],
+        *,
+        packed: bool,
+        position_offset: int,
+        has_segments: bool,
+        rope_switch: int,
+        forward_args: dict[str, Any],
+    ) -> None:
+        super().__init__(card, poolers, packed=packed, has_segments=has_segments)
+        self.model = model
+        self.rope_switch = rope_switch
+        self._rope_lock = threading.Lock()
+        self.forward_args = forward_args
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self._positions = np.arange(position_offset, card.max_length + position_offset + 1)
+
+    def _hidden(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> torch.Tensor:
         if not self.rope_switch:
-            return self._forward(prompts, parts)
+            return self._forward(prompts, segments)
         # Shortest first, so one cut parts those before the switch from those after it. Frequencies are set within the pass: one at a time.
         cut = sum(len(prompt) <= self.rope_switch for prompt in prompts)
         halves = [slice(0, cut), slice(cut, len(prompts))]
         with self._rope_lock:
-            states = [self._forward(prompts[half], parts and parts[half]) for half in halves if prompts[half]]
+            states = [self._forward(prompts[half], segments and segments[half]) for half in halves if prompts[half]]
         return states[0] if len(states) == 1 else torch.cat(states)
 
     def _forward(self, prompts: list[NDArray[np.int32]], segments: list[int] | None) -> torch.Tensor:

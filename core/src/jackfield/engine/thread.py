@@ -18,13 +18,19 @@ __all__ = ["EngineThread"]
 
 log = logging.getLogger("jackfield.engine")
 
+# Engines of one process load one after the other: while transformers makes a model, those that other threads make may get no weights.
+_loading = threading.Lock()
+
 
 class EngineThread:
-    """An EngineClient whose engine runs here."""
+    """An EngineClient whose engine runs here. backend: where the factory of another forward pass is; empty: torch."""
 
-    def __init__(self, specs: list[ModelSpec], settings: EngineSettings) -> None:
+    reads_model_files = True
+
+    def __init__(self, specs: list[ModelSpec], settings: EngineSettings, *, backend: str = "") -> None:
         self._specs = specs
         self._settings = settings
+        self._backend = backend
         self._waiting: dict[int, asyncio.Future[PoolingOutputs]] = {}
         self._engine: Engine | None = None
         self._lanes: Lanes | None = None
@@ -77,8 +83,9 @@ class EngineThread:
     def _run(self, loaded: asyncio.Future[dict[str, ModelCard]], progress: Callable[[Progress], None]) -> None:
         assert self._loop is not None
         try:
-            self._engine = Engine(self._settings)
-            cards = self._engine.load(self._specs, progress)
+            self._engine = Engine(self._settings, backend=self._backend)
+            with _loading:
+                cards = self._engine.load(self._specs, progress)
         except Exception as error:  # whoever waits for the start raises it
             self._loop.call_soon_threadsafe(loaded.set_exception, error)
             return

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -147,7 +148,7 @@ def _serving(app: App) -> Iterator[str]:
         lifespan="on",
         timeout_graceful_shutdown=5,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -155,14 +156,12 @@ def _serving(app: App) -> Iterator[str]:
             asyncio.run(server.serve())
         except BaseException as error:  # uvicorn ends by SystemExit when the lifespan fails; the test wants to see why
             failure.append(error)
+        finally:
+            server.settled.set()
 
     thread = threading.Thread(target=run, name="test-server", daemon=True)
     thread.start()
-    pause = threading.Event()
-    for _ in range(int(START_TIMEOUT_S / 0.01)):
-        if server.started or not thread.is_alive():
-            break
-        pause.wait(0.01)
+    server.settled.wait(START_TIMEOUT_S)
     if not server.started:
         if app.failure is not None:
             raise app.failure
@@ -171,8 +170,54 @@ def _serving(app: App) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join(20)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which ends when it is told: its own looks at the clock take 0.1 to 0.2 s, and a suite starts servers by the hundred.
+
+    settled: it has started, or it will not.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.settled = threading.Event()
+        self._told = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def end(self) -> None:
+        """From another thread, after the start."""
+        self.should_exit = True
+        assert self._loop is not None
+        with suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._told.set)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            self.settled.set()
+
+    async def main_loop(self) -> None:
+        counter = 0
+        while not await self.on_tick(counter):
+            counter = (counter + 1) % 864_000
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Without uvicorn's pause, if nobody is connected any more."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)  # connections that are closed say so in the next turn
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+        else:
+            await self.lifespan.shutdown()
 
 
 def write_model(folder: Path) -> str:

@@ -106,6 +106,9 @@ class MeanEngine:
         """No card names `generate`, so nothing asks for it."""
         raise NotSupported("This engine generates nothing.")
 
+    def end_choice(self, request_id: int, index: int) -> None:
+        """Nothing to end."""
+
     def health(self) -> EngineHealth:
         """For `/health` and `/ready`."""
         return self._health

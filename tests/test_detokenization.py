@@ -36,7 +36,7 @@ def stream_of(text: str, stop: tuple[str, ...] = (), *, step: int = 1, include: 
 
 
 @given(st.text(max_size=40), st.integers(1, 5))
-@example("🌍🌍 ！\n\nThis", 1)
+@example("🌍🌍 \uff01\n\nThis", 1)
 @settings(max_examples=300, deadline=None)
 def test_pieces_are_the_text_and_each_is_whole(text: str, step: int) -> None:
     pieces, _ = stream_of(text, step=step)

@@ -92,8 +92,9 @@ def test_the_least_recently_used_goes_first_and_the_end_before_the_beginning() -
         pool.release(held)
     held = Held()
     assert pool.grow(held, 2 * SIZE)  # one was empty; the other is the second block of the old one
-    assert pool.match(first := Held(), ids(old)) == SIZE
-    assert pool.match(second := Held(), ids(new)) == SIZE
+    first, second = Held(), Held()
+    assert pool.match(first, ids(old)) == SIZE
+    assert pool.match(second, ids(new)) == SIZE
     for one in (held, first, second):
         pool.release(one)
     assert pool.num_free == 4

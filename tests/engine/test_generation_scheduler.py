@@ -68,7 +68,9 @@ class Bench:
 
 
 @given(
-    st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=12
+    ),
     st.integers(8, 20),
     st.integers(1, 16),
     st.booleans(),

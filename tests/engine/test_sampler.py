@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessorList, MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
-from transformers import TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from jackfield.engine.generation.sampler import NUM_CANDIDATES, Row, Sampled, sample, uniform
 from jackfield.params import SamplingParams
@@ -58,7 +64,7 @@ def chi_square(counts: np.ndarray[Any, Any], right: torch.Tensor) -> float:
         ({"temperature": 1.5, "top_k": 6, "top_p": 0.7}, [TemperatureLogitsWarper(1.5), TopKLogitsWarper(6), TopPLogitsWarper(0.7)]),
         ({"min_p": 0.05, "top_k": 5, "top_p": 0.9}, [MinPLogitsWarper(0.05), TopKLogitsWarper(5), TopPLogitsWarper(0.9)]),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_tokens_come_as_often_as_they_should(params: dict[str, Any], warpers: list[Any], seed: int) -> None:

@@ -52,7 +52,7 @@ class Gives(Echo):
         return RESPONSES[self.routes.index(ctx.route)][1]
 
 
-CHUNKS: list[Any] = [{"text": "a"}, "a", RIGHT, [Chunk(text="a")]]
+CHUNKS: list[Any] = [{"text": "a"}, "a", RIGHT, [[Chunk(text="a")]]]
 PARAMS: list[Any] = [PoolingParams(), None, {}]
 
 
@@ -104,7 +104,7 @@ def test_a_chunk_of_another_kind_is_a_bug(server: RunningServer, observer: Obser
         answer = client.post("/talk", json={"text": f"chunk {number}", "stream": True})
     assert answer.status_code == 500
     assert "gave" not in answer.text
-    assert f"build_chunk of endpoint 'talk' gave {type(CHUNKS[number]).__name__}; a Chunk is expected" in caplog.text
+    assert f"build_chunk of endpoint 'talk' gave {type(CHUNKS[number]).__name__}; a Chunk, or a list of such, is expected" in caplog.text
     assert [isinstance(error, TypeError) for _, error in observer.ends] == [True]
 
 

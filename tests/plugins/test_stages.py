@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from jackfield import (
     BadRequest,
@@ -87,7 +87,7 @@ class Echo(Endpoint[Text, Answer]):
 
 
 class Talk(Echo):
-    """The same as a stream: a chunk for each token but `</s>`, whose id is 1."""
+    """The same as a stream: a chunk for each of the engine's tokens but `</s>`, whose id is 1, and the one that ends it."""
 
     name = "talk"
     operations = ("generate",)
@@ -95,11 +95,11 @@ class Talk(Echo):
 
     def sampling_params(self, ctx: Context[Text]) -> SamplingParams:
         self.note("sampling_params", ctx)
-        return SamplingParams(max_tokens=100)
+        return SamplingParams(max_tokens=100, skip_special_tokens=False)
 
     def build_chunk(self, ctx: Context[Text], delta: Delta) -> Chunk | None:
         self.note("build_chunk", ctx)
-        return None if delta.token_ids == (1,) else Chunk(text=delta.text)
+        return None if delta.token_ids == (1,) or delta.finish_reason else Chunk(text=delta.text)
 
 
 class Around:
@@ -183,7 +183,7 @@ def test_wrappers_are_sorted_by_name_and_the_first_is_outermost() -> None:
         assert journal == [*onion("preprocess"), *onion("pooling_params"), *onion("build_response")]
         journal.clear()
         events(client, "ab")
-        assert journal == [*onion("preprocess"), *onion("sampling_params"), *(onion("build_chunk") * 4)]
+        assert journal == [*onion("preprocess"), *onion("sampling_params"), *(onion("build_chunk") * 5)]
 
 
 class Polite:
@@ -412,7 +412,7 @@ class Shout:
         async def shouted(ctx: Context[Any], request: EngineRequest) -> AsyncIterator[Delta]:
             try:
                 async for delta in stream(ctx, request):
-                    yield Delta(index=delta.index, text=f"{self.__name__}({delta.text.strip()})", token_ids=delta.token_ids)
+                    yield structs.replace(delta, text=f"{self.__name__}({delta.text})")
                     if ctx.request.text in LATE:
                         raise LATE[ctx.request.text]
                     if ctx.request.text == "stall":
@@ -428,13 +428,13 @@ def test_a_stream_is_framed_as_server_sent_events() -> None:
     with make_client(Talk(), observer) as client:
         answer = client.post("/talk", json={"text": "ab", "stream": True}, headers={"x-request-id": "given"})
     assert answer.headers["x-request-id"] == "given"
-    assert answer.content == b'data: {"text":"0 "}\n\ndata: {"text":"67 "}\n\ndata: {"text":"68 "}\n\ndata: [DONE]\n\n'
+    assert answer.content == b'data: {"text":"<s>"}\n\ndata: {"text":"a"}\n\ndata: {"text":"b"}\n\ndata: [DONE]\n\n'
     assert observer.ends == [("ab", None)]
 
 
 def test_streams_are_wrapped_in_the_order_of_names() -> None:
     with make_client(Shout("b"), Talk(), Shout("a")) as client:
-        assert events(client, "a") == [{"text": "a(b(0))"}, {"text": "a(b(67))"}]
+        assert events(client, "a") == [{"text": "a(b(<s>))"}, {"text": "a(b(a))"}]
 
 
 @pytest.mark.parametrize(
@@ -464,10 +464,10 @@ def test_an_error_after_the_first_chunk_is_an_event(caplog: pytest.LogCaptureFix
     observer = Observer()
     with make_client(Talk(), Shout(), observer) as client:
         first, failed = events(client, text)
-        assert first == {"text": "Shout(0)"}
+        assert first == {"text": "Shout(<s>)"}
         assert failed == {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}
         assert ("ValueError: secret detail" if text == "bug" else message) in caplog.text
-        assert events(client, "a") == [{"text": "Shout(0)"}, {"text": "Shout(67)"}]
+        assert events(client, "a") == [{"text": "Shout(<s>)"}, {"text": "Shout(a)"}]
     assert observer.ends == [(text, LATE[text]), ("a", None)]
 
 
@@ -476,7 +476,7 @@ def test_a_client_that_leaves_a_stream_closes_it() -> None:
     with make_server(Talk(), observer, shout) as server:
         with leaving(server, "/talk", {"text": "stall", "stream": True}) as connection:
             received = b""
-            while b"Shout(0)" not in received:
+            while b"Shout(<s>)" not in received:
                 part = connection.recv(4096)
                 assert part, received
                 received += part

@@ -39,7 +39,7 @@ from jackfield.errors import (
 )
 from jackfield.hookspecs import PLUGIN_API, Stream, Submit, hookimpl, stageimpl
 from jackfield.inputs import InputRequest, aliased, input_prompts
-from jackfield.outputs import Delta, FloatArray, PoolingOutputs, Vector, Vectors
+from jackfield.outputs import Choice, Delta, FloatArray, PoolingOutputs, TokenLogprob, Vector, Vectors
 from jackfield.params import PoolingParams, SamplingParams
 from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
@@ -52,6 +52,7 @@ __all__ = [
     "BodyTooLarge",
     "ChatMessage",
     "ChatPrompt",
+    "Choice",
     "ClientGone",
     "ConfigError",
     "ContentPart",
@@ -105,6 +106,7 @@ __all__ = [
     "Submit",
     "TextPrompt",
     "TokenId",
+    "TokenLogprob",
     "TokenOutOfVocabulary",
     "TokenizedPrompt",
     "TokensPrompt",

@@ -332,6 +332,7 @@ class App:
             max_prompts=server.max_prompts,
             watchdog=self._watchdog,
             default_deadline_s=server.default_deadline_s,
+            clamp_max_tokens=server.clamp_max_tokens,
             observe=self.metrics.finished,
             blame=self._found_fault,
         )

@@ -26,7 +26,7 @@ __all__ = [
     "Progress",
 ]
 
-Execution = Literal["packed", "buckets", "other"]
+Execution = Literal["packed", "buckets", "plain", "other"]
 State = Literal["loading", "ready", "stuck", "dead", "stopped"]
 
 
@@ -63,8 +63,9 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     exclude_prompt: the instruction's tokens stay out of the vector. lowercase: texts are lower-cased before the tokenizer.
     labels: the names of a classifier's classes by number, None for one that its files do not name. activation, score_activation: what
     makes probabilities of logits for classify and for score: "softmax", "sigmoid", "none", or a module of torch.nn.modules by its path.
+    sampling: what a request that generates does unless it says otherwise, by the names of SamplingParams: the model's generation_config.
     dtype, device, execution: None until the model is loaded. execution: how batches run, "packed" (end to end, no padding), "buckets" (of
-    equal length), "other" (a plugin's engine).
+    equal length), "plain" (a model that generates by transformers' own `generate`, one request at a time), "other" (a plugin's engine).
     """
 
     id: str
@@ -85,6 +86,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     labels: tuple[str | None, ...] = ()
     activation: str = "none"
     score_activation: str = "none"
+    sampling: dict[str, float] = {}
     dtype: str | None = None
     device: str | None = None
     execution: Execution | None = None
@@ -97,7 +99,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     id is the engine's own and unique. token_ids: one buffer of native int32 a prompt, validated against the model: an eighth of the
     memory of Python lists while they queue, and read in one go where they are computed. prefix_lengths: leading tokens of each prompt
     that are the model's instruction. segments: leading tokens of each prompt that are a pair's first part; 0 for no pair. deadline: when
-    the answer is worth nothing any more. Smaller priority runs sooner.
+    the answer is worth nothing any more. Smaller priority runs sooner. cache_salt: prompts of different ones share no computed blocks.
     """
 
     id: int
@@ -108,10 +110,15 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     segments: list[int] | None = None
     priority: int = 0
     deadline: float | None = None
+    cache_salt: str = ""
 
 
 class EngineStats(Struct, frozen=True, kw_only=True):
-    """Counters since the engine started, for metrics: sequences and tokens waiting now, steps, tokens and sequences computed."""
+    """Counters since the engine started, for metrics: sequences and tokens waiting now, steps, tokens and sequences computed.
+
+    Of generation: choices that run now, tokens generated, prompt tokens that were found in the cache, and those looked for, choices that
+    had to give their blocks up, blocks of the cache in use and in all.
+    """
 
     num_waiting: int = 0
     num_waiting_tokens: int = 0
@@ -120,6 +127,13 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_sequences: int = 0
     busy_s: float = 0.0
     token_budget: int = 0
+    num_running: int = 0
+    num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_preempted: int = 0
+    num_used_blocks: int = 0
+    num_blocks: int = 0
 
 
 class EngineHealth(Struct, frozen=True, kw_only=True):
@@ -162,7 +176,16 @@ class EngineClient(Protocol):
         ...
 
     def stream(self, request: EngineRequest) -> AsyncIterator[Delta]:
-        """Generate; ends after each choice had its finish_reason. Closing the iterator aborts the request."""
+        """Generate; ends after each choice had its finish_reason. Closing the iterator aborts the request.
+
+        What a consumer has not taken yet may be joined: one delta of a choice with the tokens of several.
+        Raises: a ServingError, and nothing comes after it.
+        """
+        ...
+
+    def end_choice(self, request_id: int, index: int) -> None:
+        """A choice has met a stop text: its remaining deltas are not wanted, the others of its request are. May be ignored; its blocks
+        are then kept until its own end."""
         ...
 
     def health(self) -> EngineHealth:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from jackfield.client import ModelCard
 from jackfield.errors import BadRequest
-from jackfield.outputs import PoolingOutputs
+from jackfield.outputs import Choice, PoolingOutputs
 from jackfield.prompts import TokenizedPrompt
 from jackfield.schema import Usage
 from jackfield.settings import EndpointSettings
@@ -83,12 +83,14 @@ class Context(Generic[RequestT]):
         operation: the engine operation that the core chose for this endpoint and model; None for a route without an engine.
         prompts: after tokenization: one a prompt of `preprocess`, in its order.
         outputs: after the engine (pooling operations).
+        choices: of the operation `generate`, by index: whole when `build_response` runs, as far as they have come when `build_chunk` does.
         response_headers: a stage or a wrapper may add to them.
         timings_s: seconds a stage, for metrics.
         state: for plugins to keep something from one stage to the next, under their own name.
     """
 
     __slots__ = (
+        "choices",
         "created",
         "deadline",
         "endpoint",
@@ -133,6 +135,7 @@ class Context(Generic[RequestT]):
         self.operation = operation
         self.prompts: list[TokenizedPrompt] = []
         self.outputs: PoolingOutputs = PoolingOutputs(values={})
+        self.choices: list[Choice] = []
         self.response_headers: dict[str, str] = {}
         self.timings_s: dict[str, float] = {}
         self.state: dict[str, Any] = {}
@@ -142,7 +145,17 @@ class Context(Generic[RequestT]):
         """Tokens of all prompts, after truncation, special tokens included."""
         return sum([len(prompt.token_ids) for prompt in self.prompts])
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended: no delta comes after this one."""
+        return all(choice.finish_reason is not None for choice in self.choices)
+
     def usage(self) -> Usage:
-        """Usage of a request that generates nothing."""
-        count = self.num_prompt_tokens
-        return Usage(prompt_tokens=count, total_tokens=count)
+        """Tokens of the prompts, each counted once, and of the choices as far as they have come."""
+        prompt = self.num_prompt_tokens
+        generated = sum(len(choice.token_ids) for choice in self.choices)
+        details = {"cached_tokens": sum(choice.num_cached_tokens for choice in self._first_choices())} if self.choices else None
+        return Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated, prompt_tokens_details=details)
+
+    def _first_choices(self) -> list[Choice]:
+        return self.choices[:: max(len(self.choices) // max(len(self.prompts), 1), 1)]

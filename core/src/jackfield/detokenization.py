@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from functools import cache
 
 from tokenizers import Tokenizer
 
-__all__ = ["TextStream"]
+__all__ = ["TextStream", "token_bytes"]
 
 # Tokens of the prompt that are decoded with the first new ones: decoders leave out a leading space, or join what follows a piece.
 CONTEXT = 6
@@ -96,3 +99,45 @@ def _overlap(text: str, stop: str) -> int:
         if stop.startswith(text[len(text) - length :]):
             return length
     return 0
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The bytes that a token stands for within a text: of byte-level vocabularies, of those with byte tokens (`<0xE2>`), and of words.
+
+    A special token stands for its own name. A piece that begins a word keeps its space.
+    """
+    piece = tokenizer.id_to_token(token_id)
+    if piece is None:
+        return b""
+    if token_id in _added(tokenizer):
+        return str(piece).encode()
+    kinds = _decoders(tokenizer)
+    if "ByteLevel" in kinds:
+        table = _byte_level()
+        if all(character in table for character in piece):
+            return bytes(table[character] for character in piece)
+    if "ByteFallback" in kinds and (match := re.fullmatch(r"<0x([0-9A-F]{2})>", piece)):
+        return bytes([int(match.group(1), 16)])
+    if "Replace" in kinds or "Metaspace" in kinds:
+        return piece.replace("\u2581", " ").encode()
+    return str(tokenizer.decode([token_id], skip_special_tokens=False)).encode()
+
+
+def _added(tokenizer: Tokenizer) -> set[int]:
+    return set(tokenizer.get_added_tokens_decoder())
+
+
+def _decoders(tokenizer: Tokenizer) -> frozenset[str]:
+    """The kinds of a tokenizer's decoders."""
+    if tokenizer.decoder is None:
+        return frozenset()
+    described = json.loads(tokenizer.decoder.__getstate__())
+    return frozenset(part["type"] for part in described.get("decoders", [described]))
+
+
+@cache
+def _byte_level() -> dict[str, int]:
+    """The characters that stand for bytes in GPT-2's vocabulary (Radford et al. 2019, `bytes_to_unicode`): printable ones are their own."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

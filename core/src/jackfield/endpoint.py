@@ -91,11 +91,11 @@ class Endpoint(Generic[RequestT, ResponseT]):
         raise NotImplementedError
 
     def build_response(self, ctx: Context[RequestT]) -> ResponseT:
-        """The answer's body, from `ctx.prompts` and `ctx.outputs`."""
+        """The answer's body, from `ctx.prompts` and `ctx.outputs` or `ctx.choices`."""
         raise NotImplementedError
 
     def build_chunk(self, ctx: Context[RequestT], delta: Delta) -> Any:
-        """One event of a stream, or None to send nothing for this delta."""
+        """The event of a stream for this delta, several as a list, or None for none. With the last delta `ctx.is_complete` is true."""
         raise NotImplementedError
 
     def request_finished(self, ctx: Context[RequestT], error: BaseException | None) -> None:

@@ -65,7 +65,7 @@ class AppHooks:
 
     @hookspec
     def jackfield_wrap_stream(self, endpoint: Endpoint[Any, Any], stream: Stream) -> Stream | None:
-        """The same for streams: an async callable that yields deltas."""
+        """The same for the operation `generate`, whether the answer is a stream or not: an async callable that yields deltas."""
 
     @hookspec
     def jackfield_poolers(self, registry: PoolerRegistry) -> None:
@@ -110,7 +110,7 @@ class StageHooks:
 
     @stagespec(firstresult=True)
     def build_chunk(self, ctx: Context[Any], delta: Delta) -> Any:
-        """One event of a stream."""
+        """The event of a stream for this delta, or several."""
 
     @stagespec
     def request_finished(self, ctx: Context[Any], error: BaseException | None) -> None:

@@ -15,6 +15,7 @@ class PoolingParams(Struct, frozen=True, kw_only=True, tag=True):
     """What to compute from one forward pass over each prompt.
 
     outputs: names of operations, all from the same pass; empty means the one that the core chose for this endpoint and model.
+    logit_ids: of the output `logits`: tokens whose logits, after the last token of each prompt, are wanted.
     use_activation: L2-normalise a vector, or turn logits into probabilities; None leaves it to the model's files.
     dimensions: keep this many leading numbers of each vector, then normalise again (Matryoshka); None keeps all.
     """
@@ -22,24 +23,27 @@ class PoolingParams(Struct, frozen=True, kw_only=True, tag=True):
     outputs: tuple[str, ...] = ()
     use_activation: bool | None = None
     dimensions: int | None = None
+    logit_ids: tuple[int, ...] = ()
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, tag=True):
-    """How to generate after each prompt. Ids are token ids of the model's vocabulary.
+    """How to generate after each prompt. Ids are token ids of the model's vocabulary; the core checks them, and every bound.
 
-    max_tokens, min_tokens: new tokens a choice. n: choices a prompt. seed: the same text for the same seed; None draws one.
+    max_tokens, min_tokens: new tokens a choice; None: as many as the context has room for. n: choices a prompt. seed: the same text for the
+    same seed; None draws one.
 
-    Logits are changed in this order: allowed_token_ids, logit_bias, bad_words (no token that would complete one of these sequences), no end
-    before min_tokens, repetition_penalty (of tokens in prompt and text; above 1 they become rarer), frequency_penalty and presence_penalty
-    (of tokens in the text). Then temperature (0 is greedy), min_p (what has less than this share of the likeliest one's probability is left
-    out), top_k (0 for all), top_p in (0, 1].
+    Logits are changed in this order: allowed_token_ids, logit_bias, bad_words (no token that would complete one of these sequences; the
+    core turns texts into ids), no end before min_tokens, repetition_penalty (of tokens in prompt and text; above 1 they become rarer),
+    frequency_penalty and presence_penalty (of tokens in the text). Then temperature (0 is greedy), min_p (what has less than this share of
+    the likeliest one's probability is left out), top_k (0 for all), top_p in (0, 1].
 
-    stop: texts that end the generation; stop_token_ids: tokens that do, beside the model's own unless ignore_eos.
+    stop: texts that end a choice, with include_stop the last of its text; stop_token_ids: tokens that do, beside the model's own unless
+    ignore_eos. skip_special_tokens: leave special tokens out of the text.
     logprobs: how many of the likeliest tokens to tell at each place beside the chosen one, by the model's own logits; None for none of it.
     logprob_token_ids: also tell these. prompt_logprobs: the same for each token of the prompt.
     """
 
-    max_tokens: int = 16
+    max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -50,10 +54,12 @@ class SamplingParams(Struct, frozen=True, kw_only=True, tag=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
     n: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None

@@ -12,11 +12,12 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from jackfield.admission import Admission, Ticket
 from jackfield.client import EngineClient, EngineRequest, ModelCard
@@ -35,8 +36,9 @@ from jackfield.errors import (
     TokenOutOfVocabulary,
     UnsupportedOperation,
 )
+from jackfield.generation import check_lengths, check_sampling, with_text
 from jackfield.hookspecs import Stream, Submit
-from jackfield.outputs import Delta, PoolingOutputs
+from jackfield.outputs import Choice, Delta, PoolingOutputs
 from jackfield.params import PoolingParams, SamplingParams
 from jackfield.schema import Request
 from jackfield.settings import EndpointSettings
@@ -105,9 +107,10 @@ class Call(Struct, frozen=True, kw_only=True):
 class Pipeline:
     """Runs requests. One a server.
 
-    max_prompts: prompts a request may have. default_deadline_s: for requests that name none; 0 for none at all. tokenizers: set before the
-    first request. watchdog: times the stages. blame: told each exception that is no answer to a client, gives the name of the plugin
-    whose it is. not_ready: why no request can be served yet, or an empty text.
+    max_prompts: prompts a request may have. default_deadline_s: for requests that name none; 0 for none at all. clamp_max_tokens: cut a
+    max_tokens that the context has no room for. tokenizers: set before the first request. watchdog: times the stages. blame: told each
+    exception that is no answer to a client, gives the name of the plugin whose it is. not_ready: why no request can be served yet, or an
+    empty text.
     """
 
     tokenizers: TokenizerPool
@@ -119,6 +122,7 @@ class Pipeline:
         max_prompts: int,
         watchdog: Watchdog,
         default_deadline_s: float = 0.0,
+        clamp_max_tokens: bool = False,
         observe: Callable[[Context[Any], BaseException | None], None] | None = None,
         blame: Callable[[BaseException], str] | None = None,
     ) -> None:
@@ -126,6 +130,7 @@ class Pipeline:
         self.watchdog = watchdog
         self.max_prompts = max_prompts
         self.default_deadline_s = default_deadline_s
+        self.clamp_max_tokens = clamp_max_tokens
         self.not_ready = ""
         self._observe = observe
         self._blame = blame
@@ -190,7 +195,12 @@ class Pipeline:
         work = await self._prepare(call)
         if work is not None:
             started = time.monotonic()
-            ctx.outputs = await _plugins_own(call.bound.submit(ctx, work))
+            if isinstance(work.params, SamplingParams):
+                async with aclosing(self._deltas(call, work)) as deltas:
+                    async for _ in deltas:
+                        pass  # the context has put them together
+            else:
+                ctx.outputs = await _plugins_own(call.bound.submit(ctx, work))
             ctx.timings_s["engine"] = time.monotonic() - started
         return await self._finish(call)
 
@@ -201,16 +211,27 @@ class Pipeline:
             work = await _within(call.ctx, self._prepare(call))
             if work is None:
                 raise BadRequest("This route has no stream.", param="stream")
-            async with aclosing(call.bound.stream(call.ctx, work)) as deltas:  # type: ignore[type-var]
-                while (delta := await _within(call.ctx, _plugins_own(anext(deltas, None)))) is not None:
-                    chunk = await self._stage(call, "build_chunk", call.bound.stages.build_chunk, delta)
-                    if chunk is not None:
+            async with aclosing(self._deltas(call, work)) as deltas:
+                async for delta in deltas:
+                    for chunk in await self._stage(call, "build_chunk", call.bound.stages.build_chunk, delta):
                         yield encode_response(chunk)
         except BaseException as raised:
             error = raised
             raise
         finally:
             self._end(call, error)
+
+    async def _deltas(self, call: Call, work: EngineRequest) -> AsyncGenerator[Delta]:
+        """What is generated, piece by piece; the context's choices grow with it."""
+        ctx = call.ctx
+        started = time.monotonic()
+        async with aclosing(call.bound.stream(ctx, work)) as deltas:  # type: ignore[type-var]
+            while (delta := await _within(ctx, _plugins_own(anext(deltas, None)))) is not None:
+                ctx.timings_s.setdefault("first_token", time.monotonic() - started)
+                ctx.choices[delta.index].add(delta)
+                yield delta
+        if not ctx.is_complete:
+            raise RuntimeError(f"what wraps the stream of endpoint {ctx.endpoint.name!r} ended before every choice had ended")
 
     async def _prepare(self, call: Call) -> EngineRequest | None:
         """Stages, tokens, checks and the charge: all that comes before the engine, which an endpoint may not need."""
@@ -228,7 +249,7 @@ class Pipeline:
         if params is None:
             return None
         _check_prompts(ctx)
-        params = _complete(params, ctx)
+        params = self._complete(params, call)
         self.admission.charge(call.ticket, ctx.num_prompt_tokens)
         prefixes = [prompt.prefix_length for prompt in ctx.prompts]
         segments = [prompt.segment for prompt in ctx.prompts]
@@ -241,7 +262,26 @@ class Pipeline:
             segments=segments if any(segments) else None,
             priority=ctx.request.priority or 0,
             deadline=ctx.deadline,
+            cache_salt=str(getattr(ctx.request, "cache_salt", None) or ""),
         )
+
+    def _complete(self, params: PoolingParams | SamplingParams, call: Call) -> PoolingParams | SamplingParams:
+        """Fill in what the core knows, and check what needs the model. Raises: BadRequest."""
+        ctx = call.ctx
+        if isinstance(params, PoolingParams):
+            return _complete_pooling(params, ctx)
+        params = check_sampling(params, ctx.model.card, call.model.tokenizer)
+        name = "max_tokens" if getattr(ctx.request, "max_completion_tokens", None) is None else "max_completion_tokens"
+        check_lengths(params, ctx.model.card, ctx.prompts, clamp=self.clamp_max_tokens, param=name)
+        count = len(ctx.prompts) * params.n
+        if count > self.max_prompts:
+            raise BadRequest(
+                f"{len(ctx.prompts)} prompts with n = {params.n} make {count} choices; this server takes {self.max_prompts} ([server] "
+                "max_prompts).",
+                param="n",
+            )
+        ctx.choices = [Choice(index) for index in range(count)]
+        return params
 
     async def _finish(self, call: Call) -> bytes:
         ctx = call.ctx
@@ -305,14 +345,18 @@ def engine_submit(models: Mapping[str, BoundModel]) -> Submit:
 
 
 def engine_stream(models: Mapping[str, BoundModel]) -> Stream:
-    """The innermost `stream`."""
+    """The innermost `stream`: the engine's deltas, with their texts."""
 
     async def stream(ctx: Context[Any], request: EngineRequest) -> AsyncIterator[Delta]:
-        engine = models[request.model].engine
+        bound = models[request.model]
+        engine, params = bound.engine, request.params
         if engine is None:
             raise EngineUnavailable(f"No engine serves model `{request.model}`.")
-        async for delta in engine.stream(request):
-            yield delta
+        assert isinstance(params, SamplingParams)
+        deltas = with_text(engine.stream(request), bound.tokenizer, ctx.prompts, params, partial(engine.end_choice, request.id))
+        async with aclosing(deltas):
+            async for delta in deltas:
+                yield delta
 
     return stream
 
@@ -364,10 +408,7 @@ def _check_prompts(ctx: Context[Any]) -> None:
             raise TokenOutOfVocabulary(token_id=max(prompt.token_ids), vocab_size=card.vocab_size, param=prompt.param)
 
 
-def _complete(params: PoolingParams | SamplingParams, ctx: Context[Any]) -> PoolingParams | SamplingParams:
-    """Fill in the operation that the core chose, and check what needs the model. Raises: BadRequest."""
-    if not isinstance(params, PoolingParams):
-        return params
+def _complete_pooling(params: PoolingParams, ctx: Context[Any]) -> PoolingParams:
     outputs = params.outputs or (ctx.operation or "",)
     lacking = [name for name in outputs if name not in ctx.model.card.operations]
     if lacking:
@@ -375,4 +416,11 @@ def _complete(params: PoolingParams | SamplingParams, ctx: Context[Any]) -> Pool
         raise UnsupportedOperation(f"Model `{ctx.model.id}` cannot {lacking[0]}; it can: {can}.", param="model")
     if params.dimensions is not None:
         ctx.model.check_dimensions(params.dimensions)
-    return PoolingParams(outputs=tuple(outputs), use_activation=params.use_activation, dimensions=params.dimensions)
+    if "logits" in outputs:
+        size = ctx.model.card.vocab_size
+        wrong = next((token_id for token_id in params.logit_ids if not 0 <= token_id < size), None)
+        if wrong is not None:
+            raise TokenOutOfVocabulary(token_id=wrong, vocab_size=size)
+        if not params.logit_ids:
+            raise BadRequest("No token is named whose logits are wanted.")
+    return structs.replace(params, outputs=tuple(outputs))

@@ -40,6 +40,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_queue_bytes: PositiveInt = 512 * 2**20
     max_queue_tokens: PositiveInt = 4_000_000
     max_prompts: PositiveInt = 4096
+    clamp_max_tokens: bool = False
     default_deadline_s: Annotated[float, Meta(ge=0)] = 0.0
     drain_timeout_s: Annotated[float, Meta(ge=0)] = 30.0
     drain_delay_s: Annotated[float, Meta(ge=0)] = 0.0
@@ -62,6 +63,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_wait_ms: PositiveInt = 200
     threads: Annotated[int, Meta(ge=0)] = 0
     lanes: Annotated[int, Meta(ge=0)] = 0
+    kv_cache_mib: Annotated[int, Meta(ge=0)] = 0
+    prefix_cache: bool = True
+    max_running: PositiveInt = 256
+    max_step_ms: PositiveInt = 100
     heartbeat_s: PositiveFloat = 1.0
     stall_s: PositiveFloat = 30.0
     max_restarts: Annotated[int, Meta(ge=0)] = 5

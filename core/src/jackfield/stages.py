@@ -115,13 +115,15 @@ class Stages:
             raise self._wrong("build_response", response, _names(kinds))
         return response
 
-    def build_chunk(self, ctx: Context[Any], delta: Delta) -> Any:
-        """One event of a stream, or None."""
-        chunk = _call(self._build_chunk, ctx=ctx, delta=delta)
+    def build_chunk(self, ctx: Context[Any], delta: Delta) -> Sequence[Any]:
+        """Events of a stream."""
+        given = _call(self._build_chunk, ctx=ctx, delta=delta)
+        chunks: Sequence[Any] = () if given is None else given if isinstance(given, list) else (given,)
         kinds = _kinds(ctx.route.chunk)
-        if chunk is not None and kinds and not isinstance(chunk, kinds):
-            raise self._wrong("build_chunk", chunk, _names(kinds))
-        return chunk
+        for chunk in chunks:
+            if kinds and not isinstance(chunk, kinds):
+                raise self._wrong("build_chunk", chunk, f"{_names(kinds)}, or a list of such,")
+        return chunks
 
     def request_finished(self, ctx: Context[Any], error: BaseException | None) -> list[BaseException]:
         """Tell the observers, one by one: what one raises is logged with its plugin's name, stops no other, and is given back."""

@@ -26,8 +26,10 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from jackfield.client import ModelCard
+from jackfield.detokenization import TextStream, token_bytes
 from jackfield.errors import BadRequest, ModelError, TokenOutOfVocabulary
 from jackfield.pairing import PairFrame, pair_frame
+from jackfield.params import SamplingParams
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ class ModelTokenizer:
         self._special_ids = frozenset(source.all_special_ids)
         self._prefix_lengths: dict[str, int] = {}
         self._template_lock = threading.Lock()
+        self._tokens: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
         """Tokenize all prompts of a request, in order.
@@ -158,6 +161,36 @@ class ModelTokenizer:
         offsets = _offsets(encoding.offsets[len(head) : len(ids) - len(tail)], len(prompt.prefix))
         before, after = [None] * len(head), [None] * len(tail)
         return structs.replace(result, offsets=_cut([*before, *offsets, *after], before, after, limit, left))
+
+    def text_stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> TextStream:
+        """The text of a choice that will grow, to be used on the calling thread."""
+        return TextStream(
+            self._tokenizer,
+            prompt_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            stop=params.stop,
+            include_stop=params.include_stop,
+        )
+
+    def token(self, token_id: int) -> tuple[str, bytes]:
+        """A token by itself, special ones too: as text (U+FFFD for a part of a character) and as the bytes that it stands for."""
+        found = self._tokens.get(token_id)
+        if found is None:
+            data = token_bytes(self._tokenizer, token_id)
+            found = self._tokens[token_id] = (data.decode("utf-8", "replace"), data)
+        return found
+
+    def bad_words(self, words: Sequence[str | tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Texts as the sequences of tokens that write them, at the begin of a text and within it; ids stay as they are."""
+        sequences: list[tuple[int, ...]] = []
+        for word in words:
+            if isinstance(word, str):
+                forms = {word, f" {word.lstrip(' ')}"}
+                encoded = self._encode(sorted(forms), False, ["bad_words"] * len(forms))
+                sequences += [tuple(encoding.ids) for encoding in encoded if encoding.ids]
+            else:
+                sequences.append(word)
+        return tuple(sequences)
 
     @property
     def _tokenizer(self) -> Tokenizer:

@@ -106,6 +106,9 @@ class EngineProcess:
         """The torch engine does not generate yet."""
         raise NotSupported("This engine does not generate text.")
 
+    def end_choice(self, request_id: int, index: int) -> None:
+        """Nothing to end."""
+
     def health(self) -> EngineHealth:
         """Ready, loading, stuck, dead or stopped."""
         return self._health

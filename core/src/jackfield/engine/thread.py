@@ -71,6 +71,9 @@ class EngineThread:
         """The torch engine does not generate yet."""
         raise NotSupported("This engine does not generate text.")
 
+    def end_choice(self, request_id: int, index: int) -> None:
+        """Nothing to end."""
+
     def health(self) -> EngineHealth:
         """Ready while the thread lives."""
         alive = self._lanes is not None and self._thread is not None and self._thread.is_alive()

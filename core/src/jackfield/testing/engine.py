@@ -12,7 +12,7 @@ import numpy as np
 from jackfield.client import EngineHealth, EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.errors import EngineUnavailable, ServingError
 from jackfield.hookspecs import hookimpl
-from jackfield.outputs import Delta, FloatArray, PoolingOutputs
+from jackfield.outputs import Delta, FloatArray, PoolingOutputs, TokenLogprob
 from jackfield.params import OPERATIONS, PoolingParams, SamplingParams
 
 __all__ = ["FakeEngine"]
@@ -22,7 +22,10 @@ class FakeEngine:
     """An EngineClient, and the plugin that offers it for every model.
 
     embedding_size, num_labels: sizes of its answers. max_length, vocab_size, operations, matryoshka: what its models' cards say.
-    latency_s: how long each request takes. fault: called with each request; an error that it returns is raised. nan: answers hold a NaN.
+    latency_s: how long each request takes. fault: called with each request; an error that it returns is raised, of one that generates after
+    `fault_after` tokens. nan: answers hold a NaN.
+
+    What it generates are the prompt's own tokens, then an end token, 0. Its sampled choices begin with different ones, by seed and number.
 
     `requests` collects what was submitted, `aborted` the ids of requests whose caller gave up. `hold()` keeps all requests waiting until
     `go()`; `die()` makes it unavailable, as a dead process is.
@@ -39,6 +42,7 @@ class FakeEngine:
         matryoshka: bool = False,
         latency_s: float = 0.0,
         fault: Callable[[EngineRequest], ServingError | None] | None = None,
+        fault_after: int = 0,
         nan: bool = False,
     ) -> None:
         self.embedding_size = embedding_size
@@ -49,9 +53,11 @@ class FakeEngine:
         self.matryoshka = matryoshka
         self.latency_s = latency_s
         self.fault = fault
+        self.fault_after = fault_after
         self.nan = nan
         self.requests: list[EngineRequest] = []
         self.aborted: list[int] = []
+        self.ended: set[tuple[int, int]] = set()
         self._specs: dict[str, ModelSpec] = {}
         self._state = EngineHealth(state="stopped")
         self._holding = False
@@ -103,16 +109,61 @@ class FakeEngine:
         return PoolingOutputs(values=values)
 
     async def stream(self, request: EngineRequest) -> AsyncIterator[Delta]:
-        """Say the prompt's token ids again, one word a token, up to max_tokens."""
+        """Say the prompts' tokens again, choice by choice in turn, a delta a token."""
         await self._admit(request)
         params = request.params
         assert isinstance(params, SamplingParams)
-        for index, raw in enumerate(request.token_ids):
-            ids = np.frombuffer(raw, dtype=np.int32).tolist()[: params.max_tokens]
-            for position, token in enumerate(ids):
-                last = position == len(ids) - 1
-                await asyncio.sleep(0)
-                yield Delta(index=index, text=f"{token} ", token_ids=(token,), finish_reason="length" if last else None)
+        growing = {
+            prompt * params.n + sample: self._tokens(raw, params, sample)
+            for prompt, raw in enumerate(request.token_ids)
+            for sample in range(params.n)
+        }
+        position = 0
+        while growing:
+            await asyncio.sleep(0)
+            if self.fault_after and position == self.fault_after and self.fault and (error := self.fault(request)):
+                raise error
+            for index, tokens in list(growing.items()):
+                if (request.id, index) in self.ended:
+                    del growing[index]
+                    continue
+                delta = self._delta(request, params, index, tokens, position)
+                if delta.finish_reason is not None:
+                    del growing[index]
+                yield delta
+            position += 1
+
+    def end_choice(self, request_id: int, index: int) -> None:
+        """No more deltas of it."""
+        self.ended.add((request_id, index))
+
+    def _tokens(self, raw: bytes, params: SamplingParams, sample: int) -> list[int]:
+        """What a choice will say, its end token included unless max_tokens comes first."""
+        ids = np.frombuffer(raw, dtype=np.int32).tolist()
+        if params.temperature:
+            start = (sample + (params.seed or 0)) % len(ids)
+            ids = ids[start:] + ids[:start]
+        if params.ignore_eos and params.max_tokens is not None:
+            ids = ids * (params.max_tokens // len(ids) + 1)
+        return [*ids, 0][: params.max_tokens]
+
+    def _delta(self, request: EngineRequest, params: SamplingParams, index: int, tokens: list[int], position: int) -> Delta:
+        last = position >= len(tokens) - 1
+        ended = last and (params.max_tokens is None or len(tokens) < params.max_tokens or (tokens and tokens[-1] == 0))
+        prompt = np.frombuffer(request.token_ids[index // params.n], dtype=np.int32).tolist()
+        told = params.prompt_logprobs
+        first = position == 0 and index % params.n == 0 and told is not None
+        return Delta(
+            index=index,
+            token_ids=tuple(tokens[position : position + 1]),
+            logprobs=() if params.logprobs is None else tuple(self._logprob(t, params.logprobs) for t in tokens[position : position + 1]),
+            finish_reason=("stop" if ended else "length") if last else None,
+            prompt_logprobs=(None, *(self._logprob(token, told or 0) for token in prompt[1:])) if first else (),
+        )
+
+    def _logprob(self, token: int, count: int) -> TokenLogprob:
+        top = tuple(TokenLogprob(token_id=(token + i) % self.vocab_size, logprob=-0.5 - i, rank=i + 1) for i in range(count))
+        return TokenLogprob(token_id=token, logprob=-0.5, rank=1, top=top)
 
     def health(self) -> EngineHealth:
         """Ready unless it died."""
@@ -139,7 +190,7 @@ class FakeEngine:
             raise
         if self._state.state != "ready":
             raise EngineUnavailable(f"The engine is {self._state.state}: {self._state.detail}.")
-        error = self.fault(request) if self.fault is not None else None
+        error = self.fault(request) if self.fault is not None and not self.fault_after else None
         if error is not None:
             raise error
 

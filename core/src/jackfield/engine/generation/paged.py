@@ -1,7 +1,7 @@
 """Attention of a step that generates: each token sees its own sequence's past, which lies in the blocks of a cache.
 
 Registered under a name of its own in transformers' attention and mask registries; the step is set for the duration of a forward pass, as
-`attention.py` does. Decoding sequences (one token each) are attended to in groups of like length, a call each; chunks of prompts one by one.
+`attention.py` does. Decoding sequences (one token each) are attended to in groups of like length, a call each; prompts one by one.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ class PagedBatch:
         self.slots = torch.tensor(
             [c.blocks[place // size] * size + place % size for c in self.chunks for place in range(c.start, c.end)], dtype=torch.long
         )
-        self.groups = [
-            _Group(first, self.chunks[first:end], size) for first, end in _groups([c.end for c in self.chunks[: len(decoding)]])
-        ]
+        self.groups = [_Group(first, self.chunks[first:end], size) for first, end in _groups([c.end for c in self.chunks[: len(decoding)]])]
         self.prompts = [(end - chunk.length, chunk) for end, chunk in zip(ends, self.chunks, strict=True) if chunk.length > 1]
         self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
         self._tables: dict[tuple[int, int | None], tuple[torch.Tensor, int]] = {}

@@ -124,9 +124,10 @@ def _change(logits: torch.Tensor, row: Row) -> None:
     if params.logit_bias:
         logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
     for word in params.bad_words:
-        before = list(word[:-1])
+        assert not isinstance(word, str)  # the core has turned texts into ids
+        *before, last = word
         if not before or row.text_ids[-len(before) :] == before:
-            logits[word[-1]] = -math.inf
+            logits[last] = -math.inf
     if len(row.text_ids) < params.min_tokens and row.end_ids:
         logits[sorted(row.end_ids)] = -math.inf
     if row.penalises:
@@ -191,9 +192,7 @@ def _bounded(weights: torch.Tensor, noise: torch.Tensor, params: list[SamplingPa
     return [int(token_id) for token_id in tokens]
 
 
-def _candidates(
-    weights: torch.Tensor, total: torch.Tensor, params: list[SamplingParams], count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _candidates(weights: torch.Tensor, total: torch.Tensor, params: list[SamplingParams], count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The heaviest tokens, heaviest first, with weight 0 for those that a row's bounds leave out, and their ids."""
     values, ids = weights.topk(count, dim=-1)
     least = torch.tensor([one.min_p for one in params], dtype=values.dtype)[:, None] * values[:, :1]

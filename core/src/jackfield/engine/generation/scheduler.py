@@ -111,10 +111,11 @@ class GenerationScheduler:
 
     def plan(self, chunk_tokens: int) -> list[Work]:
         """The next step, empty when nothing can run. chunk_tokens: of prompts, at most; decoding choices come on top."""
-        works: list[Work] = []
-        for choice in list(self._running):
-            if choice.num_missing == 1 and choice in self._running and self._make_room(choice, len(choice.token_ids)):
-                works.append(Work(choice, choice.num_computed, 1, samples=True))
+        works = [
+            Work(choice, choice.num_computed, 1, samples=True)
+            for choice in list(self._running)  # which shrinks where one takes another's blocks
+            if choice.num_missing == 1 and choice in self._running and self._make_room(choice, len(choice.token_ids))
+        ]
         left = chunk_tokens
         for choice in list(self._running):
             if left <= 0:

@@ -105,6 +105,46 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+_GROUPED: dict[str, Any] = {**SMALL, **LATER, "num_key_value_heads": 2, "max_position_embeddings": 128}
+# What generates: the names of the config's class and the model's, and the config.
+CAUSAL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("Llama", "LlamaForCausalLM", _GROUPED),
+    "qwen2": ("Qwen2", "Qwen2ForCausalLM", _GROUPED),
+    "qwen3": ("Qwen3", "Qwen3ForCausalLM", {**_GROUPED, "head_dim": 8}),
+    "mistral": ("Mistral", "MistralForCausalLM", {**_GROUPED, "sliding_window": 16}),
+    "gemma2": ("Gemma2", "Gemma2ForCausalLM", {**_GROUPED, "head_dim": 8, "sliding_window": 16, "num_hidden_layers": 4}),
+    "gemma3": ("Gemma3Text", "Gemma3ForCausalLM", {**_GROUPED, "head_dim": 8, "sliding_window": 16, "num_hidden_layers": 7}),
+    "phi3": ("Phi3", "Phi3ForCausalLM", _GROUPED),
+    "phi3-longrope": (
+        "Phi3",
+        "Phi3ForCausalLM",
+        {
+            **_GROUPED,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [2.0, 3.0, 5.0, 8.0],
+            },
+        },
+    ),
+    "gpt2": (
+        "GPT2",
+        "GPT2LMHeadModel",
+        {
+            **LATER,
+            "vocab_size": VOCAB,
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 128,
+            "initializer_range": STD,
+        },
+    ),
+    "smollm3": ("SmolLM3", "SmolLM3ForCausalLM", _GROUPED),
+    "mamba": ("Mamba", "MambaForCausalLM", {**LATER, "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
+}
 # Those whose attention is their own, outside of transformers' interface.
 IN_BUCKETS = {"mpnet", "deberta", "deberta-v2"}
 # The first ids of the vocabulary, by family.
@@ -135,6 +175,21 @@ def save_checkpoint(
     model.to(dtype).save_pretrained(folder)
     types = getattr(model.config, "type_vocab_size", 0) or 0
     save_tokenizer(folder, pad_id=config["pad_token_id"], has_types=types > 1)
+    return folder
+
+
+def save_causal(folder: Path, kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
+    """A transformers folder of one of `CAUSAL`. more: of its configuration."""
+    config_name, name, config = CAUSAL[kind]
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    model = getattr(transformers, name)(getattr(transformers, f"{config_name}Config")(**config, **more))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * STD)
+    model.to(dtype).save_pretrained(folder)
+    save_tokenizer(folder, pad_id=0)
     return folder
 
 

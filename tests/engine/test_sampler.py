@@ -17,7 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from jackfield.engine.generation.sampler import NUM_CANDIDATES, Row, Sampled, sample, uniform
+from jackfield.engine.generation.rows import Row, Sampled, uniform
+from jackfield.engine.generation.sampler import NUM_CANDIDATES, sample
 from jackfield.params import SamplingParams
 
 NUM = 4000
@@ -156,16 +157,31 @@ def test_logprobs_are_those_of_the_model_whatever_changes_the_choice() -> None:
     right = logits.log_softmax(-1)
     result = one(logits, row(temperature=0, logprobs=3, logit_bias={4: 100.0}, logprob_token_ids=(0,)))
     assert result.token_id == 4
-    assert result.logprob == pytest.approx(float(right[4]), abs=1e-6)
-    assert result.rank == int((right > right[4]).sum()) + 1
-    assert result.others is not None
-    best = right.topk(3)
-    assert list(result.others)[:3] == best.indices.tolist()
-    assert result.others[0] == pytest.approx(float(right[0]), abs=1e-6)
-    assert one(logits, row(temperature=0)).logprob is None
-    only = one(logits, row(temperature=0, logprobs=0))
-    assert only.others == {}
+    told = result.told
+    assert told is not None
+    assert told.logprob == pytest.approx(float(right[4]), abs=1e-6)
+    assert told.rank == int((right > right[4]).sum()) + 1
+    assert [entry.token_id for entry in told.top][:3] == right.topk(3).indices.tolist()
+    assert [entry.rank for entry in told.top][:3] == [1, 2, 3]
+    assert {entry.token_id: entry.logprob for entry in told.top}[0] == pytest.approx(float(right[0]), abs=1e-6)
+    assert one(logits, row(temperature=0)).told is None
+    only = one(logits, row(temperature=0, logprobs=0)).told
+    assert only is not None
+    assert only.top == ()
     assert only.logprob == pytest.approx(float(right.max()), abs=1e-6)
+
+
+def test_what_is_below_every_number_is_told_as_one() -> None:
+    logits = torch.tensor([0.0, -math.inf])
+    told = one(logits, row(temperature=0, logprobs=2)).told
+    assert told is not None
+    assert [entry.logprob for entry in told.top] == [0.0, -9999.0]
+
+
+def test_a_row_that_may_have_no_token() -> None:
+    barred, free = sample(torch.stack([logits_of(0), logits_of(1)]), [row(allowed_token_ids=(2,), bad_words=((2,),)), row(temperature=0)])
+    assert barred == Sampled(None, is_barred=True)
+    assert free.token_id == int(logits_of(1).argmax())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

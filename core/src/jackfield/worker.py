@@ -22,7 +22,9 @@ from jackfield.engine.lanes import Lanes
 from jackfield.engine.messages import (
     Abort,
     Beat,
+    Deltas,
     Done,
+    EndChoice,
     Failed,
     Frames,
     FromWorker,
@@ -37,6 +39,7 @@ from jackfield.engine.messages import (
 )
 from jackfield.errors import ModelError, ServingError
 from jackfield.logs import FloodGate
+from jackfield.outputs import Delta
 
 __all__ = ["main"]
 
@@ -95,6 +98,8 @@ class Worker:
                         lanes.submit(message.request)
                     elif isinstance(message, Abort):
                         lanes.abort(message.id)
+                    elif isinstance(message, EndChoice):
+                        lanes.end_choice(message.id, message.index)
                     elif isinstance(message, Stop):
                         lanes.stop()
                         return
@@ -102,7 +107,7 @@ class Worker:
             os._exit(1)  # the server is gone, and the lanes may be deep in a step
 
     def _deliver(self, events: list[Event]) -> None:
-        self._send(*(_message(request_id, outcome) for request_id, outcome in events))
+        self._send(*_messages(events))
 
     def _read(self) -> list[ToWorker]:
         data = self._socket.recv(1 << 20)
@@ -125,8 +130,18 @@ class Worker:
             os._exit(1)  # the server is gone
 
 
-def _message(request_id: int, outcome: object) -> Done | Failed:
-    return Failed.of(request_id, outcome) if isinstance(outcome, ServingError) else Done.of(request_id, outcome)  # type: ignore[arg-type]
+def _messages(events: list[Event]) -> list[FromWorker]:
+    """The pieces of all generated texts as one message, before what ends others."""
+    pieces: list[tuple[int, Delta]] = []
+    messages: list[FromWorker] = []
+    for request_id, outcome in events:
+        if isinstance(outcome, Delta):
+            pieces.append((request_id, outcome))
+        elif isinstance(outcome, ServingError):
+            messages.append(Failed.of(request_id, outcome))
+        else:
+            messages.append(Done.of(request_id, outcome))
+    return [Deltas(pieces), *messages] if pieces else messages
 
 
 def main() -> int:

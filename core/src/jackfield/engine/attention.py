@@ -19,9 +19,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from jackfield.engine.layout import Layout, Region, plan_blocks, plan_end_to_end
+from jackfield.engine.softcap import attention_with_softcap
 from jackfield.engine.varlen import varlen_attention
 
-__all__ = ["PACKED", "PackedBatch", "Reach", "attend", "calls_so_far", "is_packed", "packed_batch"]
+__all__ = [
+    "PACKED",
+    "PackedBatch",
+    "Reach",
+    "attend",
+    "calls_so_far",
+    "count_call",
+    "is_packed",
+    "no_mask",
+    "packed_attention",
+    "packed_batch",
+]
 
 PACKED = "jackfield_packed"
 
@@ -86,6 +98,12 @@ def calls_so_far() -> int:
     return _calls
 
 
+def count_call() -> None:
+    """An attention call begins."""
+    global _calls
+    _calls += 1
+
+
 @contextmanager
 def packed_batch(batch: PackedBatch) -> Iterator[PackedBatch]:
     """Make `batch` the layout of the forward passes inside the block."""
@@ -126,7 +144,7 @@ def _seen(queries: torch.Tensor, keys: torch.Tensor, reach: Reach) -> torch.Tens
     return seen if reach.window is None else seen & (distance.abs() < reach.window)
 
 
-def _attend(
+def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -135,23 +153,32 @@ def _attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention signature."""
-    return attend(query, key, value, scaling, Reach(bool(getattr(module, "is_causal", False)), sliding_window)), None
+    return attend(query, key, value, scaling, Reach(bool(getattr(module, "is_causal", False)), sliding_window), softcap), None
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, reach: Reach = EVERYTHING) -> torch.Tensor:
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    reach: Reach = EVERYTHING,
+    softcap: float | None = None,
+) -> torch.Tensor:
     """Attention of the packed batch: query `[1, heads, T, dim]` to output `[1, T, heads, dim]`."""
-    global _calls
-    _calls += 1
+    count_call()
     batch = _current.get()
-    if batch.cu_seqlens is not None:
+    if batch.cu_seqlens is not None and softcap is None:
         return varlen_attention(query, key, value, batch.cu_seqlens, batch.max_length, scaling, reach.causal, reach.window)
-    if batch.alone:
+    if batch.alone and softcap is None:
         return _attend_alone(query, key, value, scaling, reach, batch.alone)
     regions = batch.layout.regions
-    parts = [_attend_blocks(query, key, value, region, batch.mask(number, reach), scaling) for number, region in enumerate(regions)]
+    parts = [
+        _attend_blocks(query, key, value, region, batch.mask(number, reach), scaling, softcap) for number, region in enumerate(regions)
+    ]
     padding = batch.layout.total - regions[-1].end
     if padding:
         parts.append(parts[0].new_zeros(padding, *parts[0].shape[1:]))
@@ -181,7 +208,13 @@ def _attend_alone(
 
 
 def _attend_blocks(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, region: Region, mask: torch.Tensor | None, scaling: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    region: Region,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """The blocks of one region: `[count * size, heads, dim]`, nothing copied on the way in or out."""
 
@@ -189,15 +222,13 @@ def _attend_blocks(
         rows = states[0].transpose(0, 1)[region.start : region.end]
         return rows.view(region.count, region.size, *rows.shape[1:]).transpose(1, 2)
 
-    out = scaled_dot_product_attention(
-        blocks(query), blocks(key), blocks(value), attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    out = attention_with_softcap(blocks(query), blocks(key), blocks(value), mask, scaling, softcap)
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
+def no_mask(*args: Any, **kwargs: Any) -> None:
     """The layout says who attends to whom; no mask is built."""
 
 
-AttentionInterface.register(PACKED, _attend)
-AttentionMaskInterface.register(PACKED, _no_mask)
+AttentionInterface.register(PACKED, packed_attention)
+AttentionMaskInterface.register(PACKED, no_mask)

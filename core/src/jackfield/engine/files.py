@@ -14,6 +14,8 @@ from msgspec import Struct
 
 from jackfield.client import ModelCard, ModelSpec
 from jackfield.engine.classes import ClassFiles, read_classes
+from jackfield.engine.folder import read_json
+from jackfield.engine.generation.files import GenerationFiles, read_generation
 from jackfield.errors import ModelError
 
 __all__ = ["POOLING_MODES", "DenseFiles", "ModelFiles", "read_model_files"]
@@ -56,7 +58,7 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
 
     transformer: the folder of config.json and weights. pooling: modes, concatenated in order. position_offset: the id of a sequence's first
     position. classes: of a classifier's head. rope_switch: the length from which on a sequence has other rotary frequencies (longrope), or
-    0. window: tokens that a token attends to in some layers, or 0 for all.
+    0. window: tokens that a token attends to in some layers, or 0 for all. end_ids: the tokens that end a generated text.
     """
 
     card: ModelCard
@@ -68,6 +70,7 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     position_offset: int = 0
     rope_switch: int = 0
     window: int = 0
+    end_ids: tuple[int, ...] = ()
 
 
 def read_model_files(spec: ModelSpec) -> ModelFiles:
@@ -78,13 +81,13 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
     folder = Path(spec.path)
     modules = _modules(spec, folder)
     transformer = folder / modules.get("Transformer", "")
-    config = _json(spec, transformer / "config.json")
+    config = read_json(spec, transformer / "config.json")
     if config is None:
         raise ModelError(f"model {spec.id!r}: {folder} has no config.json, so it is no transformers or sentence-transformers folder")
-    _refuse_remote_code(spec, config, _json(spec, transformer / "tokenizer_config.json") or {})
+    _refuse_remote_code(spec, config, read_json(spec, transformer / "tokenizer_config.json") or {})
     text_config = config.get("text_config", config)
     architecture = (config.get("architectures") or [""])[0]
-    sentence = _json(spec, folder / "config_sentence_transformers.json") or {}
+    sentence = read_json(spec, folder / "config_sentence_transformers.json") or {}
     classes = None if "Pooling" in modules else read_classes(spec, config, sentence, architecture)
     modes, include_prompt, notes = _pooling(spec, folder, modules, architecture.endswith(_CAUSAL), heads=classes is not None)
     dense = tuple(_dense(spec, folder, name) for key, name in modules.items() if key.startswith("Dense"))
@@ -93,17 +96,20 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
     rope, switch = _rope(text_config)
     max_length, lowercase, length_note = _lengths(spec, transformer, text_config, switch if rope == "dynamic" else 0)
     matryoshka, dimensions = _matryoshka(spec, config)
+    operations = _operations(architecture, "Pooling" in modules, classes)
+    generation = read_generation(spec, transformer, text_config) if "generate" in operations else GenerationFiles()
     card = ModelCard(
         id=spec.id,
         path=str(transformer),
         architecture=architecture or str(config.get("model_type", "unknown")),
-        operations=(*_operations(architecture, "Pooling" in modules, classes), *spec.poolers),
+        operations=(*operations, *spec.poolers),
         max_length=max_length,
         vocab_size=int(text_config.get("vocab_size", 0)),
         embedding_size=embedding_size if classes is None else None,
         pooling="+".join(modes) if classes is None else None,
         labels=classes.labels if classes else (),
         activation=classes.activation if classes else "none",
+        sampling=generation.sampling,
         score_activation=classes.score_activation if classes else "none",
         matryoshka=matryoshka,
         dimensions=dimensions,
@@ -124,19 +130,8 @@ def read_model_files(spec: ModelSpec) -> ModelFiles:
         rope_switch=switch if rope == "longrope" else 0,
         window=int(text_config.get("sliding_window") or text_config.get("local_attention") or 0),
         position_offset=_position_offset(text_config),
+        end_ids=generation.end_ids,
     )
-
-
-def _json(spec: ModelSpec, path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelError(f"model {spec.id!r}: {path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"model {spec.id!r}: {path} holds no JSON object")
-    return content
 
 
 def _refuse_remote_code(spec: ModelSpec, *configs: dict[str, Any]) -> None:
@@ -188,7 +183,7 @@ def _pooling(
         mode = "lasttoken" if causal else "mean"
         return (mode,), True, (f"the files name no pooling: {mode} taken, as sentence-transformers would (set `pooling` to change it)",)
     path = folder / modules["Pooling"] / "config.json"
-    config = _json(spec, path)
+    config = read_json(spec, path)
     if config is None:
         raise ModelError(f"model {spec.id!r}: modules.json names a Pooling module, but {path} is missing")
     named = config.get("pooling_mode")
@@ -204,7 +199,7 @@ def _pooling(
 
 def _dense(spec: ModelSpec, folder: Path, name: str) -> DenseFiles:
     path = folder / name / "config.json"
-    config = _json(spec, path) or {}
+    config = read_json(spec, path) or {}
     try:
         dense = DenseFiles(
             folder=str(folder / name),
@@ -233,8 +228,8 @@ def _rope(config: dict[str, Any]) -> tuple[str, int]:
 def _lengths(spec: ModelSpec, transformer: Path, config: dict[str, Any], stable: int) -> tuple[int, bool, tuple[str, ...]]:
     """Maximum length in tokens, whether texts are lower-cased, and notes. stable: a length from which on results would depend on what was
     computed before (dynamic rotary positions), or 0."""
-    sentence: dict[str, Any] = next(filter(None, (_json(spec, transformer / name) for name in _TRANSFORMER_CONFIGS)), {})
-    tokenizer = _json(spec, transformer / "tokenizer_config.json") or {}
+    sentence: dict[str, Any] = next(filter(None, (read_json(spec, transformer / name) for name in _TRANSFORMER_CONFIGS)), {})
+    tokenizer = read_json(spec, transformer / "tokenizer_config.json") or {}
     positions = config.get("max_position_embeddings") or config.get("n_positions") or config.get("seq_length")
     capacity = int(positions) - _position_offset(config) if positions and int(positions) > 0 else None
     bound = "positions that the model has"
@@ -275,5 +270,7 @@ def _matryoshka(spec: ModelSpec, config: dict[str, Any]) -> tuple[bool, tuple[in
 def _operations(architecture: str, has_pooling: bool, classes: ClassFiles | None) -> tuple[str, ...]:
     if classes is not None:
         return (*classes.operations, "hidden_states")
+    if architecture.endswith(_CAUSAL) and not has_pooling:
+        return ("embed", "token_embed", "hidden_states", "generate", "logits")
     embeds = has_pooling or not architecture or architecture.endswith(_BASE_HEADS) or architecture.endswith(_CAUSAL)
     return ("embed", "token_embed", "hidden_states") if embeds else ()

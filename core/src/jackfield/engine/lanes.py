@@ -55,6 +55,10 @@ class Lanes:
         """Forget a request: no event follows, unless it is on its way already."""
         self._engine.abort(request_id)
 
+    def end_choice(self, request_id: int, index: int) -> None:
+        """Forget a choice of a request that goes on."""
+        self._engine.end_choice(request_id, index)
+
     def _run(self, lane: int) -> None:
         try:
             while self._wait(lane):

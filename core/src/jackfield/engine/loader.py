@@ -13,7 +13,13 @@ import msgspec
 import numpy as np
 import torch
 from torch.nn.functional import cosine_similarity
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 from transformers.utils import logging as transformers_logging
 
 from jackfield.client import Execution, ModelCard, ModelSpec
@@ -21,12 +27,17 @@ from jackfield.engine.attention import PACKED, calls_so_far
 from jackfield.engine.backends import PADDED, BackendModel, PaddedForward, load_backend
 from jackfield.engine.cpu import has_fast_bfloat16
 from jackfield.engine.files import ModelFiles, read_model_files
+from jackfield.engine.generation.head import LogitsHead, logits_head
+from jackfield.engine.generation.load import paged_runner, paged_states
+from jackfield.engine.generation.paged import PAGED
+from jackfield.engine.generation.plain import PlainRunner
 from jackfield.engine.layers import replace_layers
 from jackfield.engine.linear import replace_linears
 from jackfield.engine.memory import trim
 from jackfield.engine.poolers import LoadedModel, Pooler, Span
 from jackfield.engine.poolers.labels import Head, detach_head
 from jackfield.engine.poolers.load import FLOAT32_TOLERANCE, label_poolers, plugin_poolers, vector_poolers
+from jackfield.engine.poolers.logits import LogitsPooler
 from jackfield.engine.runner import BackendRunner, ModelRunner, Runner
 from jackfield.errors import ModelError
 from jackfield.params import PoolingParams
@@ -44,8 +55,8 @@ MAX_TRIAL_LENGTH = 520
 HALF_COSINE = 0.999
 
 
-def load_model(spec: ModelSpec) -> ModelRunner:
-    """Load, check and describe a model.
+def load_model(spec: ModelSpec, settings: EngineSettings) -> ModelRunner:
+    """Load, check and describe a model; one that generates has a `generator`.
 
     Raises: ModelError when its files cannot be read, lack weights, or fail the check in every way of running them.
     """
@@ -56,20 +67,33 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     trial = _trial(files)
     logits = _logits(whole, trial) if files.classes else []
     model, head = detach_head(whole) if files.classes else (whole, None)
+    following: LogitsHead | None = None
+    if _generates(files):
+        causal: Any = whole
+        model, following = causal.base_model, logits_head(causal)
     poolers = vector_poolers(spec, files, device)
     runner = _runner(files, model, poolers, packed=False)
     alone, half = _alone(runner, trial), runner.dtype != torch.float32
+    if following is not None:
+        _check_head(spec, whole, following, trial, alone, half=half)
     why = _why_not_packed(model)
     if not why:
         _speed_up(model, head)
         runner = _runner(files, model, poolers, packed=True)
-        why = _check(runner, trial, alone, half=half)
+        if following is not None:
+            why = _add_generator(spec, files, runner, following, settings, trial, alone)
+        why = why or _check(runner, trial, alone, half=half)
     if why:
         log.info("model %s: runs in length buckets: %s", spec.id, why)
         runner = _runner(files, model, poolers, packed=False)
         problem = _check(runner, trial, alone, half=half)
         if problem:
             raise ModelError(f"model {spec.id!r}: results depend on the batch even in length buckets: {problem}")
+    if following is not None:
+        poolers["logits"] = LogitsPooler(following)
+        if runner.generator is None:
+            runner.generator = PlainRunner(whole, files.end_ids, runner.card.max_length)
+            runner.card = msgspec.structs.replace(runner.card, execution="plain")
     states = runner.hidden(trial)
     spans = _spans(trial)
     if head is not None:
@@ -80,6 +104,52 @@ def load_model(spec: ModelSpec) -> ModelRunner:
     poolers |= plugin_poolers(spec, loaded, states, spans)
     trim()
     return runner
+
+
+def _without_generation(card: ModelCard) -> ModelCard:
+    """What a backend of hidden states can do of it."""
+    return msgspec.structs.replace(card, operations=tuple(name for name in card.operations if name not in ("generate", "logits")))
+
+
+def _generates(files: ModelFiles) -> bool:
+    return "generate" in files.card.operations
+
+
+def _add_generator(
+    spec: ModelSpec,
+    files: ModelFiles,
+    runner: ModelRunner,
+    head: LogitsHead,
+    settings: EngineSettings,
+    trial: list[bytes],
+    alone: torch.Tensor,
+) -> str:
+    """Let a model that runs packed generate; says why it cannot, or nothing."""
+    base: Any = runner.model
+    generator = paged_runner(
+        spec,
+        base,
+        head,
+        settings,
+        end_ids=files.end_ids,
+        position_offset=files.position_offset,
+        switch=files.rope_switch,
+        rope_lock=runner.rope_lock,
+        forward_args=runner.forward_args,
+    )
+    base.set_attn_implementation(PAGED)
+    if generator is None:
+        return f"{type(base).__name__} is not made of attention layers alone"
+    prompts = [np.frombuffer(prompt, dtype=np.int32).tolist() for prompt in trial]
+    difference = _difference(paged_states(generator, prompts, files.rope_switch).float(), alone, half=runner.dtype != torch.float32)
+    if difference:
+        return f"{difference} where it generates"
+    runner.generator = generator
+    room = generator.cache.num_blocks * generator.cache.block_size
+    if room < runner.card.max_length:
+        note = f"context of {runner.card.max_length} tokens cut to the {room} that its cache holds ([engine] kv_cache_mib)"
+        runner.card = msgspec.structs.replace(runner.card, max_length=room, notes=(*runner.card.notes, note))
+    return ""
 
 
 def load_on_backend(spec: ModelSpec, factory: str, settings: EngineSettings) -> BackendRunner:
@@ -95,6 +165,7 @@ def load_on_backend(spec: ModelSpec, factory: str, settings: EngineSettings) -> 
 
 def _on_backend(spec: ModelSpec, files: ModelFiles, factory: str, settings: EngineSettings) -> BackendRunner:
     device, folder = torch.device("cpu"), Path(files.transformer)
+    files = msgspec.structs.replace(files, card=_without_generation(files.card))
     whole = _read_weights(spec, files, "auto")
     dtype = _auto_dtype(next(whole.parameters()).dtype, device) if spec.dtype == "auto" else getattr(torch, spec.dtype)
     whole.float()
@@ -147,7 +218,7 @@ def _unmap(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def _runner(files: ModelFiles, model: torch.nn.Module, poolers: dict[str, Pooler], *, packed: bool) -> ModelRunner:
-    _set_attention(model, PACKED if packed else "sdpa")
+    _set_attention(model, PACKED if packed else "sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
     names = inspect.signature(model.forward).parameters
     parameter = next(model.parameters())
     dtype = str(parameter.dtype).removeprefix("torch.")
@@ -215,7 +286,7 @@ def _read_weights(spec: ModelSpec, files: ModelFiles, dtype: torch.dtype | Liter
 
 def _auto_class(files: ModelFiles) -> Any:
     if files.classes is None:
-        return AutoModel
+        return AutoModelForCausalLM if _generates(files) else AutoModel
     return AutoModelForTokenClassification if files.classes.per_token else AutoModelForSequenceClassification
 
 
@@ -266,6 +337,15 @@ def _logits(whole: Any, prompts: list[bytes]) -> list[torch.Tensor]:
     device = next(whole.parameters()).device
     ids = [torch.from_numpy(np.frombuffer(prompt, dtype=np.int32).astype(np.int64))[None].to(device) for prompt in prompts]
     return [whole(input_ids=one, attention_mask=torch.ones_like(one)).logits[0].float() for one in ids]
+
+
+@torch.inference_mode()
+def _check_head(spec: ModelSpec, whole: Any, head: LogitsHead, trial: list[bytes], alone: torch.Tensor, *, half: bool) -> None:
+    """Whether states to logits is what the whole model does. Raises: ModelError."""
+    right = torch.cat(_logits(whole, trial[:2]))
+    got = head(alone[: len(right)].to(next(whole.parameters()).dtype))
+    if problem := _difference(got, right, half=half):
+        raise ModelError(f"model {spec.id!r}: its logits are made in a way that this server does not run: {problem}")
 
 
 @torch.inference_mode()

@@ -12,13 +12,15 @@ from msgspec import Struct
 
 from jackfield.client import EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.errors import ServingError, engine_error
-from jackfield.outputs import FloatArray, PoolingOutputs
+from jackfield.outputs import Delta, FloatArray, PoolingOutputs
 from jackfield.settings import EngineSettings
 
 __all__ = [
     "Abort",
     "Beat",
+    "Deltas",
     "Done",
+    "EndChoice",
     "Failed",
     "Frames",
     "FromWorker",
@@ -43,7 +45,7 @@ class Start(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """Compute this; answered by one Done or Failed unless aborted."""
+    """Compute this; answered unless aborted by one Done or Failed, or by Deltas, the last of each choice with its finish reason."""
 
     request: EngineRequest
 
@@ -52,6 +54,13 @@ class Abort(Struct, frozen=True, tag=True):
     """Nobody waits for this request any more."""
 
     id: int
+
+
+class EndChoice(Struct, frozen=True, tag=True):
+    """One choice of a request is wanted no longer."""
+
+    id: int
+    index: int
 
 
 class Stop(Struct, frozen=True, tag=True):
@@ -95,6 +104,12 @@ class Done(Struct, frozen=True, tag=True):
         return PoolingOutputs(values={name: _split(self.data[name], shapes) for name, shapes in self.shapes.items()})
 
 
+class Deltas(Struct, frozen=True, tag=True):
+    """Pieces of what is generated: those of a step, by request."""
+
+    items: list[tuple[int, Delta]]
+
+
 class Failed(Struct, frozen=True, tag=True):
     """A request's error, by the name of its class."""
 
@@ -119,8 +134,8 @@ class Beat(Struct, frozen=True, tag=True):
     moved: int
 
 
-ToWorker = Start | Submit | Abort | Stop
-FromWorker = Loading | Loaded | LoadFailed | Done | Failed | Beat
+ToWorker = Start | Submit | Abort | EndChoice | Stop
+FromWorker = Loading | Loaded | LoadFailed | Done | Deltas | Failed | Beat
 
 _HEADER = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

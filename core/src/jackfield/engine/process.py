@@ -12,14 +12,34 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
 from typing import assert_never, cast
 
 import msgspec
 
 from jackfield.client import EngineHealth, EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
-from jackfield.engine.messages import Abort, Beat, Done, Failed, Frames, FromWorker, Loaded, LoadFailed, Loading, Start, Stop, Submit, frame
-from jackfield.errors import EngineUnavailable, ModelError, NotSupported
+from jackfield.engine.messages import (
+    Abort,
+    Beat,
+    Deltas,
+    Done,
+    EndChoice,
+    Failed,
+    Frames,
+    FromWorker,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Start,
+    Stop,
+    Submit,
+    ToWorker,
+    frame,
+)
+from jackfield.engine.waiting import Waiting
+from jackfield.errors import EngineUnavailable, ModelError
 from jackfield.outputs import Delta, PoolingOutputs
 from jackfield.settings import EngineSettings
 
@@ -46,7 +66,7 @@ class EngineProcess:
         self._backend = backend
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: _Pipe | None = None
-        self._waiting: dict[int, asyncio.Future[PoolingOutputs]] = {}
+        self._waiting = Waiting(self._abort)
         self._loaded: asyncio.Future[dict[str, ModelCard]] | None = None
         self._progress: Callable[[Progress], None] = lambda progress: None
         self._health = EngineHealth(state="stopped")
@@ -75,7 +95,7 @@ class EngineProcess:
             task.cancel()
         was = self._health.state
         self._health = EngineHealth(state="stopped")
-        self._fail_all("The engine was stopped.")
+        self._waiting.fail_all("The engine was stopped.")
         if self._pipe is not None:
             # A worker that loads, or is stuck, does not read; there is nothing in it to finish either.
             self._pipe.send(Stop())
@@ -88,26 +108,20 @@ class EngineProcess:
 
     async def submit(self, request: EngineRequest) -> PoolingOutputs:
         """Send a request and wait for its one event; cancelling the wait aborts it."""
-        if self._health.state != "ready" or self._pipe is None:
-            raise EngineUnavailable(f"The engine is {self._health.state}{': ' if self._health.detail else ''}{self._health.detail}.")
-        future: asyncio.Future[PoolingOutputs] = asyncio.get_running_loop().create_future()
-        if not self._waiting:
-            self._last_move = (self._last_move[0], time.monotonic())
-        self._waiting[request.id] = future
-        self._pipe.send(Submit(request))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._waiting.pop(request.id, None) is not None and self._pipe is not None:
-                self._pipe.send(Abort(request.id))
-            raise
+        self._check_ready()
+        return await self._waiting.answer(request.id, partial(self._send_request, request))
 
-    def stream(self, request: EngineRequest) -> AsyncIterator[Delta]:
-        """The torch engine does not generate yet."""
-        raise NotSupported("This engine does not generate text.")
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[Delta]:
+        """Send a request and give its deltas as they come; closing aborts it."""
+        self._check_ready()
+        async with aclosing(self._waiting.pieces(request, partial(self._send_request, request))) as deltas:
+            async for delta in deltas:
+                yield delta
 
     def end_choice(self, request_id: int, index: int) -> None:
-        """Nothing to end."""
+        """Let the engine drop the choice."""
+        if self._pipe is not None:
+            self._pipe.send(EndChoice(request_id, index))
 
     def health(self) -> EngineHealth:
         """Ready, loading, stuck, dead or stopped."""
@@ -116,6 +130,21 @@ class EngineProcess:
     def stats(self) -> EngineStats:
         """As of the last heartbeat."""
         return self._stats
+
+    def _check_ready(self) -> None:
+        """Raises: EngineUnavailable."""
+        if self._health.state != "ready" or self._pipe is None:
+            raise EngineUnavailable(f"The engine is {self._health.state}{': ' if self._health.detail else ''}{self._health.detail}.")
+
+    def _send_request(self, request: EngineRequest) -> None:
+        if len(self._waiting) == 1:  # nothing was in the engine, which stood still rightly
+            self._last_move = (self._last_move[0], time.monotonic())
+        assert self._pipe is not None
+        self._pipe.send(Submit(request))
+
+    def _abort(self, request_id: int) -> None:
+        if self._pipe is not None:
+            self._pipe.send(Abort(request_id))
 
     # How the process lives.
 
@@ -144,13 +173,12 @@ class EngineProcess:
     def _receive(self, message: FromWorker) -> None:
         match message:
             case Done():
-                future = self._waiting.pop(message.id, None)
-                if future is not None and not future.done():
-                    future.set_result(message.outputs())
+                self._waiting.settle(message.id, message.outputs())
+            case Deltas():
+                for request_id, delta in message.items:
+                    self._waiting.settle(request_id, delta)
             case Failed():
-                future = self._waiting.pop(message.id, None)
-                if future is not None and not future.done():
-                    future.set_exception(message.error())
+                self._waiting.settle(message.id, message.error())
             case Beat():
                 self._stats = message.stats
                 if message.moved != self._last_move[0]:
@@ -176,7 +204,7 @@ class EngineProcess:
             return
         log.error("the engine process ended with exit code %s; %d requests were in flight", code, len(self._waiting))
         self._health = EngineHealth(state="dead", detail=f"its process ended with exit code {code}", restarts=self._all_restarts)
-        self._fail_all("The engine ended while this request was in it; it is being restarted.")
+        self._waiting.fail_all("The engine ended while this request was in it; it is being restarted.")
         self._task(self._restart())
 
     async def _restart(self) -> None:
@@ -205,7 +233,7 @@ class EngineProcess:
             if self._health.state == "ready" and self._waiting and quiet > self._settings.stall_s:
                 log.error("the engine has work and has not moved for %.0f s; ending it", quiet)
                 self._health = EngineHealth(state="stuck", detail=f"no progress for {quiet:.0f} s", restarts=self._all_restarts)
-                self._fail_all("The engine is stuck; it is being restarted.")
+                self._waiting.fail_all("The engine is stuck; it is being restarted.")
                 if self._process is not None:
                     self._process.kill()
 
@@ -218,12 +246,6 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
-
-    def _fail_all(self, message: str) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(EngineUnavailable(message))
 
     def _task(self, coroutine: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
@@ -252,7 +274,7 @@ class _Pipe(asyncio.Protocol):
         self._transport = None
         self._closed()
 
-    def send(self, message: Start | Submit | Abort | Stop) -> None:
+    def send(self, message: ToWorker) -> None:
         """Send a message, with all others of this turn of the loop; a lost connection swallows it: `closed` has failed what waits."""
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)

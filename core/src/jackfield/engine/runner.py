@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from jackfield.client import ModelCard
 from jackfield.engine.attention import PackedBatch, packed_batch
 from jackfield.engine.backends import Backend
+from jackfield.engine.generation.growing import Generator
 from jackfield.engine.poolers import Pooler, SequenceResult, pool, spans_of
 from jackfield.engine.scheduler import Sequence
 
@@ -31,6 +32,8 @@ class Runner(ABC):
         self.poolers = poolers
         self.packed = packed
         self.has_segments = has_segments
+        # What generates, for a model that does.
+        self.generator: Generator | None = None
 
     @torch.inference_mode()
     def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
@@ -97,7 +100,8 @@ class ModelRunner(Runner):
         super().__init__(card, poolers, packed=packed, has_segments=has_segments)
         self.model = model
         self.rope_switch = rope_switch
-        self._rope_lock = threading.Lock()
+        # The frequencies of its rotary positions are the model's: whoever sets them keeps others from computing until it has.
+        self.rope_lock = threading.Lock()
         self.forward_args = forward_args
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -109,7 +113,7 @@ class ModelRunner(Runner):
         # Shortest first, so one cut parts those before the switch from those after it. Frequencies are set within the pass: one at a time.
         cut = sum(len(prompt) <= self.rope_switch for prompt in prompts)
         halves = [slice(0, cut), slice(cut, len(prompts))]
-        with self._rope_lock:
+        with self.rope_lock:
             states = [self._forward(prompts[half], segments and segments[half]) for half in halves if prompts[half]]
         return states[0] if len(states) == 1 else torch.cat(states)
 

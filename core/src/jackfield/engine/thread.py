@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from jackfield.client import EngineHealth, EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.engine.core import Engine, Event
 from jackfield.engine.lanes import Lanes
-from jackfield.errors import EngineUnavailable, NotSupported, ServingError
+from jackfield.engine.waiting import Waiting
+from jackfield.errors import EngineUnavailable
 from jackfield.outputs import Delta, PoolingOutputs
 from jackfield.settings import EngineSettings
 
@@ -31,7 +33,7 @@ class EngineThread:
         self._specs = specs
         self._settings = settings
         self._backend = backend
-        self._waiting: dict[int, asyncio.Future[PoolingOutputs]] = {}
+        self._waiting = Waiting(self._abort)
         self._engine: Engine | None = None
         self._lanes: Lanes | None = None
         self._thread: threading.Thread | None = None
@@ -51,28 +53,24 @@ class EngineThread:
             self._lanes.stop()
             await asyncio.to_thread(self._thread.join)
             self._thread = None
-        self._fail_all("The engine was stopped.")
+        self._waiting.fail_all("The engine was stopped.")
 
     async def submit(self, request: EngineRequest) -> PoolingOutputs:
         """Queue a request and wait for its one event; cancelling the wait aborts it."""
-        if self.health().state != "ready" or self._lanes is None:
-            raise EngineUnavailable("The engine is stopped.")
-        future: asyncio.Future[PoolingOutputs] = asyncio.get_running_loop().create_future()
-        self._waiting[request.id] = future
-        self._lanes.submit(request)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._waiting.pop(request.id, None)
-            self._lanes.abort(request.id)
-            raise
+        lanes = self._ready()
+        return await self._waiting.answer(request.id, lambda: lanes.submit(request))
 
-    def stream(self, request: EngineRequest) -> AsyncIterator[Delta]:
-        """The torch engine does not generate yet."""
-        raise NotSupported("This engine does not generate text.")
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[Delta]:
+        """Queue a request and give its deltas as they come; closing aborts it."""
+        lanes = self._ready()
+        async with aclosing(self._waiting.pieces(request, lambda: lanes.submit(request))) as deltas:
+            async for delta in deltas:
+                yield delta
 
     def end_choice(self, request_id: int, index: int) -> None:
-        """Nothing to end."""
+        """Let the engine drop the choice."""
+        if self._lanes is not None:
+            self._lanes.end_choice(request_id, index)
 
     def health(self) -> EngineHealth:
         """Ready while the thread lives."""
@@ -98,7 +96,7 @@ class EngineThread:
             self._lanes.run()
         except Exception:
             log.critical("the engine has failed", exc_info=True)
-            self._loop.call_soon_threadsafe(self._fail_all, "The engine has failed.")
+            self._loop.call_soon_threadsafe(self._waiting.fail_all, "The engine has failed.")
 
     def _deliver(self, events: list[Event]) -> None:
         assert self._loop is not None
@@ -106,16 +104,14 @@ class EngineThread:
 
     def _settle(self, events: list[Event]) -> None:
         for request_id, outcome in events:
-            future = self._waiting.pop(request_id, None)
-            if future is None or future.done():
-                continue
-            if isinstance(outcome, ServingError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+            self._waiting.settle(request_id, outcome)
 
-    def _fail_all(self, message: str) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(EngineUnavailable(message))
+    def _abort(self, request_id: int) -> None:
+        if self._lanes is not None:
+            self._lanes.abort(request_id)
+
+    def _ready(self) -> Lanes:
+        """Raises: EngineUnavailable."""
+        if self.health().state != "ready" or self._lanes is None:
+            raise EngineUnavailable("The engine is stopped.")
+        return self._lanes

@@ -114,6 +114,15 @@ class BlockPool:
         held.num_cached = held.num_known = 0
         held.parent = hash(held.salt)
 
+    def forget(self, held: Held) -> list[int]:
+        """Give all blocks back, and let nobody find their contents; returns those that nobody else holds."""
+        for block in held.blocks:
+            if block in self._known:
+                del self._found[self._known.pop(block)[0]]
+        blocks = [block for block in held.blocks if self._refs[block] == 1]
+        self.release(held)
+        return blocks
+
     def _take(self, block: int) -> None:
         if self._refs[block] == 0:
             del self._idle[block]

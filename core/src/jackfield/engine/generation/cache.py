@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 __all__ = ["BLOCK_SIZE", "KVCache"]
@@ -24,9 +27,15 @@ class KVCache:
         if self.num_blocks < 1:
             raise ValueError(f"a block of {self.block_size} tokens takes {self.block_bytes} bytes, and the cache has {num_bytes}")
         tokens = self.num_blocks * self.block_size
-        # Not cleared: what was never written is never read, and the pages of it are never touched.
-        self.keys = [torch.empty(tokens, heads, key, dtype=dtype, device=device) for heads, key, _ in shapes]
-        self.values = [torch.empty(tokens, heads, value, dtype=dtype, device=device) for heads, _, value in shapes]
+        self.keys = [_zeros((tokens, heads, key), dtype, device) for heads, key, _ in shapes]
+        self.values = [_zeros((tokens, heads, value), dtype, device) for heads, _, value in shapes]
+
+    def clear(self, blocks: list[int]) -> None:
+        """Let blocks hold zeros again: a sequence reads its last block as a whole, what lies behind its end with a weight of 0, and a NaN
+        survives that."""
+        places = torch.tensor(blocks, dtype=torch.long, device=self.keys[0].device)
+        for states in (*self.keys, *self.values):
+            states.view(self.num_blocks, -1).index_fill_(0, places, 0.0)
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """key, value: `[tokens, heads, size]`, into the places that `slots` names."""
@@ -40,3 +49,10 @@ class KVCache:
     def _gather(self, states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         blocks = states.view(self.num_blocks, -1)
         return blocks.index_select(0, table.flatten()).view(len(table), -1, *states.shape[1:])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU of pages that the system gives when they are first written: torch's own zeros write all of them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,7 +1,8 @@
 """Attention of a step that generates: each token sees its own sequence's past, which lies in the blocks of a cache.
 
 Registered under a name of its own in transformers' attention and mask registries; the step is set for the duration of a forward pass, as
-`attention.py` does. Decoding sequences (one token each) are attended to in groups of like length, a call each; prompts one by one.
+`attention.py` does, and without one this is its attention of packed prompts. Decoding sequences (one token each) are attended to in groups
+of like length, a call each; prompts one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from jackfield.engine.attention import count_call, no_mask, packed_attention
 from jackfield.engine.generation.cache import KVCache
+from jackfield.engine.softcap import attention_with_softcap
 
 __all__ = ["PAGED", "Chunk", "PagedBatch", "paged_batch"]
 
@@ -163,11 +166,16 @@ def _attend(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention signature: query `[1, heads, T, size]` to `[1, T, heads, size]`."""
-    batch = _current.get()
+    batch = _current.get(None)
+    if batch is None:  # a batch of prompts that are to be read only
+        return packed_attention(module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+    count_call()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    tokens_in = batch.num_tokens
+    batch.cache.write(layer, batch.slots, key[0].transpose(0, 1)[:tokens_in], value[0].transpose(0, 1)[:tokens_in])
     rows = query[0].transpose(0, 1)
     out = rows.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
+    out[tokens_in:] = 0  # what a caller has put behind the batch's tokens attends to nothing
     for group in batch.groups:
         table, tokens, mask = batch.group_view(group, sliding_window, query.dtype)
         keys, values = batch.cache.read(layer, table)
@@ -191,7 +199,7 @@ def _decode(
     """rows: `[count, heads, size]`; keys, values: `[count, tokens, key-value heads, size]`. The heads that share a key go together."""
     heads = keys.shape[2]
     query = rows.view(rows.shape[0], heads, -1, rows.shape[-1])
-    out = _plain(query, keys.transpose(1, 2), values.transpose(1, 2), mask, scaling, softcap)
+    out = attention_with_softcap(query, keys.transpose(1, 2), values.transpose(1, 2), mask, scaling, softcap)
     return out.reshape(rows.shape[0], rows.shape[1], -1)
 
 
@@ -199,34 +207,16 @@ def _prefill(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, softcap: float | None
 ) -> torch.Tensor:
     """query: `[1, heads, length, size]`; keys, values: `[1, key-value heads, tokens, size]`. Gives `[length, heads, size]`."""
-    if softcap is not None:
-        repeat = query.shape[1] // keys.shape[1]
+    if softcap is None:
+        shared = query.shape[1] != keys.shape[1]
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=shared)
+    else:
         if mask is None:
             length = query.shape[2]
             mask = torch.full((length, length), float("-inf"), dtype=query.dtype).triu_(1)
-        out = _plain(query, keys.repeat_interleave(repeat, 1), values.repeat_interleave(repeat, 1), mask, scaling, softcap)
-    else:
-        out = scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=query.shape[1] != keys.shape[1]
-        )
+        out = attention_with_softcap(query, keys, values, mask, scaling, softcap)
     return out[0].transpose(0, 1)
 
 
-def _plain(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, softcap: float | None
-) -> torch.Tensor:
-    if softcap is None:
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
-    scores = query @ keys.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores + mask
-    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The chunks say who attends to whom; no mask is built."""
-
-
 AttentionInterface.register(PAGED, _attend)
-AttentionMaskInterface.register(PAGED, _no_mask)
+AttentionMaskInterface.register(PAGED, no_mask)

@@ -1,116 +1,68 @@
-"""From rows of logits to the next tokens: every row by its own parameters, all rows of a step at once where that is the same.
-
-The noise of a row is a number of its own, made from its seed and its position by a hash. So a text depends on nobody else's, and a seed
-gives the same text whatever was in the batch.
-"""
+"""From rows of logits to the next tokens: every row by its own parameters, all rows of a step at once where that is the same."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 
+from jackfield.engine.generation.rows import Row, Sampled, uniform
+from jackfield.outputs import TokenLogprob
 from jackfield.params import SamplingParams
 
-__all__ = ["Row", "Sampled", "sample", "uniform"]
+__all__ = ["NUM_CANDIDATES", "sample", "tell"]
 
 # Candidates that top-p and min-p look at before the whole vocabulary is sorted: half a millisecond for 16 rows against 40.
 NUM_CANDIDATES = 256
-_MASK = 2**64 - 1
-
-
-@dataclass(kw_only=True)
-class Row:
-    """A choice that grows. end_ids: tokens that end it. prompt_ids, text_ids: what it has been given and has made.
-
-    seed: of its noise; two choices of a request have two.
-    """
-
-    params: SamplingParams
-    seed: int
-    end_ids: frozenset[int] = frozenset()
-    prompt_ids: list[int] = field(default_factory=list)
-    text_ids: list[int] = field(default_factory=list)
-    # Of the text's tokens how often each was made, and the different ones of the prompt: for the penalties, empty without them.
-    counts: Counter[int] = field(default_factory=Counter)
-    prompt_set: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.params.repetition_penalty != 1.0:
-            self.prompt_set = frozenset(self.prompt_ids)
-
-    @property
-    def penalises(self) -> bool:
-        """Whether what was made counts."""
-        params = self.params
-        return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-
-    @property
-    def changes(self) -> bool:
-        """Whether its logits are anything but the model's own now."""
-        params = self.params
-        return (
-            params.allowed_token_ids is not None
-            or bool(params.logit_bias or params.bad_words)
-            or len(self.text_ids) < params.min_tokens
-            or self.penalises
-        )
-
-    def add(self, token_id: int) -> None:
-        """A token was chosen."""
-        self.text_ids.append(token_id)
-        if self.penalises:
-            self.counts[token_id] += 1
-
-
-@dataclass(slots=True)
-class Sampled:
-    """A row's token, None where its logits are not finite; with what was asked for: its log-probability, its rank (1 is the likeliest), and
-    those of others by token id, likeliest first."""
-
-    token_id: int | None
-    logprob: float | None = None
-    rank: int = 0
-    others: dict[int, float] | None = None
+# JSON has no number for less, and no client expects one.
+LEAST_LOGPROB = -9999.0
 
 
 def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
     """logits: `[rows, vocabulary]`, float32; changed in place. One token a row."""
     best, greedy = logits.max(dim=-1)
     finite = best.isfinite().tolist()  # a NaN is the greatest of all
-    told = [_tell(logits[i], row) if finite[i] and row.params.logprobs is not None else None for i, row in enumerate(rows)]
+    # By the model's own logits, before anything changes them.
+    told = [logits[i].log_softmax(dim=-1) if finite[i] and row.params.logprobs is not None else None for i, row in enumerate(rows)]
     changed = [i for i, row in enumerate(rows) if finite[i] and row.changes]
     for i in changed:
         _change(logits[i], rows[i])
+    barred: set[int] = set()
     if changed:
-        greedy[changed] = logits[changed].argmax(dim=-1)
+        best, greedy[changed] = logits[changed].max(dim=-1)
+        barred = {i for i, value in zip(changed, best.tolist(), strict=True) if value == -math.inf}
     chosen = greedy.tolist()
-    drawn = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature > 0]
+    drawn = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature > 0 and i not in barred]
     if drawn:
         for i, token_id in zip(drawn, _draw(logits[drawn], [rows[i] for i in drawn]), strict=True):
             chosen[i] = token_id
-    results = [Sampled(token_id if good else None) for token_id, good in zip(chosen, finite, strict=True)]
-    for result, known, row in zip(results, told, rows, strict=True):
-        if known is not None and result.token_id is not None:
-            _add_logprobs(result, known, row.params)
-    return results
+    return [
+        Sampled(None, is_barred=i in barred)
+        if i in barred or not finite[i]
+        else Sampled(token_id, known if known is None else tell(known, token_id, row.params.logprobs or 0, row.params.logprob_token_ids))
+        for i, (token_id, known, row) in enumerate(zip(chosen, told, rows, strict=True))
+    ]
 
 
-def _tell(logits: torch.Tensor, row: Row) -> torch.Tensor:
-    """Log-probabilities by the model's own logits, before anything changes them."""
-    return logits.log_softmax(dim=-1)
+def tell(known: torch.Tensor, token_id: int, count: int, more: Sequence[int] = ()) -> TokenLogprob:
+    """known: log-probabilities of the vocabulary. count: how many of the likeliest to tell beside the token's own; more: others, by id."""
+    values, ids = known.topk(min(count, len(known)))
+    top = [
+        TokenLogprob(token_id=i, logprob=_told(v), rank=rank)
+        for rank, (i, v) in enumerate(zip(ids.tolist(), values.tolist(), strict=True), 1)
+    ]
+    shown = {entry.token_id for entry in top}
+    return _entry(known, token_id, tuple(top) + tuple(_entry(known, one) for one in more if one not in shown))
 
 
-def _add_logprobs(result: Sampled, known: torch.Tensor, params: SamplingParams) -> None:
-    own = known[result.token_id]
-    result.logprob = float(own)
-    result.rank = int((known > own).sum()) + 1
-    values, ids = known.topk(min(params.logprobs or 0, len(known)))
-    result.others = dict(zip(ids.tolist(), values.tolist(), strict=True))
-    for token_id in params.logprob_token_ids:
-        result.others.setdefault(token_id, float(known[token_id]))
+def _entry(known: torch.Tensor, token_id: int, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    own = known[token_id]
+    return TokenLogprob(token_id=token_id, logprob=_told(float(own)), rank=int((known > own).sum()) + 1, top=top)
+
+
+def _told(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
 
 
 def _change(logits: torch.Tensor, row: Row) -> None:
@@ -203,11 +155,3 @@ def _candidates(weights: torch.Tensor, total: torch.Tensor, params: list[Samplin
     mass = torch.where(cut, kept.sum(dim=-1), total)[:, None]
     before = kept.cumsum(dim=-1) - kept
     return kept * (before < torch.tensor([one.top_p for one in params], dtype=values.dtype)[:, None] * mass), ids
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that is as good as random: SplitMix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195) at that position."""
-    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return ((z ^ (z >> 31)) >> 11) / 2**53

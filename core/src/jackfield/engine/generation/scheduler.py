@@ -48,6 +48,11 @@ class Choice:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def is_full(self) -> bool:
+        """Whether no token may be added any more."""
+        return len(self.token_ids) >= self.max_length
+
+    @property
     def order(self) -> tuple[int, float, int, int]:
         """What comes first is smaller."""
         return (self.priority, self.arrival, self.request_id, self.index)
@@ -99,15 +104,26 @@ class GenerationScheduler:
         insort(self._waiting, choice, key=_order)
 
     def finish(self, choice: Choice) -> None:
-        """It is over, or nobody wants it any more. A choice of a step that runs at this moment keeps its blocks until `computed`."""
+        """It is over, or nobody wants it any more: its blocks are for others from the next step on."""
+        if self._end(choice):
+            self.pool.release(choice.held)
+
+    def forget(self, choice: Choice) -> list[int]:
+        """It is over, and what it has left in its blocks is of no use; returns those that nobody else holds."""
+        return self.pool.forget(choice.held) if self._end(choice) else []
+
+    def _end(self, choice: Choice) -> bool:
+        """False if it had ended already."""
         if choice.done:
-            return
+            return False
         choice.done = True
-        if choice in self._waiting:
-            self._waiting.remove(choice)
-        else:
-            self._running.remove(choice)
-        self.pool.release(choice.held)
+        (self._waiting if choice in self._waiting else self._running).remove(choice)
+        return True
+
+    def restart(self, choice: Choice, salt: bytes) -> None:
+        """Compute all of it again. salt: whose blocks it may share from now on."""
+        self._put_back(choice)
+        choice.held = Held(salt)
 
     def plan(self, chunk_tokens: int) -> list[Work]:
         """The next step, empty when nothing can run. chunk_tokens: of prompts, at most; decoding choices come on top."""

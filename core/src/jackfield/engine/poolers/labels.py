@@ -10,43 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.utils.generic import ModelOutput
 
+from jackfield.engine.known import KnownBase
 from jackfield.engine.poolers import Span
 
 __all__ = ["ROWS", "Head", "LabelPooler", "detach_head"]
 
 # What a head of a whole text may read; "all" is right for every head.
 ROWS = ("first", "last", "mean", "all")
-
-
-@dataclass
-class _Given(ModelOutput):  # type: ignore[misc]  # transformers types it as Any
-    """What a base model returns, by name and by place."""
-
-    last_hidden_state: torch.Tensor | None = None
-    pooler_output: torch.Tensor | None = None
-    hidden_states: Any = None
-    attentions: Any = None
-    past_key_values: Any = None
-    cache: Any = None
-    cross_attentions: Any = None
-
-
-class _Base(torch.nn.Module):
-    """Stands for the base of a model whose states are known already."""
-
-    def __init__(self, pooler: torch.nn.Module | None) -> None:
-        super().__init__()
-        self.pooler = pooler
-
-    def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _Given:
-        """inputs_embeds: the last hidden states, `[n, L, H]`."""
-        return _Given(last_hidden_state=inputs_embeds, pooler_output=None if self.pooler is None else self.pooler(inputs_embeds))
 
 
 class _First(torch.nn.Module):
@@ -80,7 +54,7 @@ def detach_head(model: Any) -> tuple[torch.nn.Module, Head]:
         base.pooler = None
     if isinstance(pooler, torch.nn.Linear):  # ALBERT's pooler is in its forward pass
         pooler = torch.nn.Sequential(_First(), pooler, base.pooler_activation)
-    setattr(model, model.base_model_prefix, _Base(pooler))
+    setattr(model, model.base_model_prefix, KnownBase(pooler))
     text = model.config.get_text_config()
     if getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = 0  # a head that looks for the last token wants one, and is never handed padding

@@ -1,0 +1,52 @@
+"""Greedy tokens of each family equal those of `generate()`, whatever else is going on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import CAUSAL, save_causal
+from tests.engine.generating import Driver, greedy, prompt_of
+
+PACKED = sorted(set(CAUSAL) - {"mamba"})
+NEW = 40
+
+
+@pytest.fixture(scope="session", params=PACKED)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_causal(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_the_same_tokens_as_generate(folder: Path) -> None:
+    """Prompts of one token and of several windows, side by side; texts that go past the window and the switch."""
+    driver = Driver(folder)
+    assert driver.card.execution == "packed"
+    assert driver.card.operations == ("embed", "token_embed", "hidden_states", "generate", "logits")
+    prompts = [prompt_of(seed, length) for seed, length in enumerate((3, 17, 40, 1, 33, 80))]
+    requests = [driver.submit(prompt, max_tokens=NEW) for prompt in prompts]
+    driver.run()
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert driver.tokens(request) == greedy(folder, prompt, NEW)
+        assert driver.choices[request][0].finish_reason == "length"
+
+
+def test_a_model_whose_layers_are_no_attention_is_run_plainly(tmp_path: Path) -> None:
+    folder = save_causal(tmp_path, "mamba")
+    driver = Driver(folder)
+    assert driver.card.execution == "plain"
+    prompts = [prompt_of(seed, length) for seed, length in enumerate((3, 17))]
+    requests = [driver.submit(prompt, max_tokens=12) for prompt in prompts]
+    driver.run()
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert driver.tokens(request) == greedy(folder, prompt, 12)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    """No tokens to compare: what is near in float32 may be equal in bfloat16. It generates, and what it says is likely."""
+    folder = save_causal(tmp_path, "llama", dtype=torch.bfloat16)
+    driver = Driver(folder)
+    request = driver.submit(prompt_of(0, 20), max_tokens=8, logprobs=0)
+    driver.run()
+    assert len(driver.tokens(request)) == 8

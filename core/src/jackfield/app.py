@@ -21,6 +21,7 @@ from jackfield.config import Where
 from jackfield.context import Model
 from jackfield.encoding import BodyDecoder
 from jackfield.engine import local_engine
+from jackfield.engine.conversion import converted
 from jackfield.engine.cpu import usable_cpus
 from jackfield.engine.files import read_model_files
 from jackfield.errors import ConfigError, JackfieldError, ModelError, PluginError
@@ -59,9 +60,11 @@ class App:
         plugins: Plugins | None = None,
         all_endpoints: bool = False,
         background: bool = False,
+        progress: Callable[[Progress], None] | None = None,
     ) -> None:
         """where: what the settings come from. plugins: loaded already (by a test kit), instead of what is installed. all_endpoints: enable
-        each installed endpoint that fits. background: the lifespan does not wait for the models; requests get 503 until they are loaded."""
+        each installed endpoint that fits. background: the lifespan does not wait for the models; requests get 503 until they are loaded.
+        progress: is told how far the constructor is with what takes long (a GGUF file that is converted); the log, by default."""
         self.settings = settings
         self.started = time.time()
         self.failure: Exception | None = None
@@ -71,6 +74,7 @@ class App:
         # What engines have to end by themselves, whatever they wait for; None: what they take.
         self.stop_timeout_s: float | None = None
         self._background = background
+        self._progress = progress or _log_progress
         self.plugins = plugins or load_plugins(
             settings.endpoints, plugin_tables(settings), on_error=settings.server.plugin_errors, all_endpoints=all_endpoints, where=where
         )
@@ -222,6 +226,8 @@ class App:
         path = self.plugins.first("jackfield_model_source", uri=settings.source)
         if path is None:
             path = resolve_source(model, settings.source, revision=settings.revision, offline=self.settings.server.offline)
+        if Path(path).is_file():
+            path = converted(model, path, dtype=settings.dtype, device=settings.device, progress=self._progress)
         sizes = settings.matryoshka
         return ModelSpec(
             id=model,
@@ -371,6 +377,11 @@ class App:
 
     def _healths(self) -> dict[str, EngineHealth]:
         return {name: client.health() for name, client in self.engines.items()}
+
+
+def _log_progress(step: Progress) -> None:
+    if step.done in (0, step.total):
+        log.info("%s", step.what)
 
 
 async def _start_engine(name: str, client: EngineClient, on_progress: Callable[[Progress], None]) -> dict[str, ModelCard]:

@@ -28,6 +28,7 @@ from jackfield.settings import Settings
 
 if TYPE_CHECKING:
     from jackfield.app import App
+    from jackfield.client import Progress
 
 __all__ = ["main"]
 
@@ -57,7 +58,7 @@ def cli() -> None:
 @click.option("--offline", is_flag=True, help="Make no network call: hub models come from the local cache alone.")
 @_set
 def serve(target: str | None, host: str | None, port: int | None, offline: bool, assignments: tuple[str, ...]) -> None:
-    """Serve a TOML configuration, or a model alone (hub id, folder or package:...) through every installed endpoint that fits."""
+    """Serve a TOML configuration, or a model alone (hub id, folder, .gguf file, package:...) through every installed endpoint that fits."""
     flags = {
         key: value
         for key, value in (("server.host", host), ("server.port", port), ("server.offline", offline or None))
@@ -218,7 +219,24 @@ def _app(given: _Given) -> App:
             from jackfield.app import App  # noqa: PLC0415
     else:
         from jackfield.app import App  # noqa: PLC0415
-    return App(settings, where=given.where, all_endpoints=not given.from_file, background=True)
+    return App(settings, where=given.where, all_endpoints=not given.from_file, background=True, progress=_Steps())
+
+
+class _Steps:
+    """Shows on standard error what takes long before there is a server: on a terminal in one line, elsewhere a line every 25 percent."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._last = -1
+
+    def __call__(self, step: Progress) -> None:
+        percent = 100 * step.done // step.total if step.total else 100
+        text = step.what if not step.total else f"{step.what}: {percent} %"
+        if self._console.is_terminal:
+            self._console.print(text, end="\r" if step.total else "\n", highlight=False, soft_wrap=True)
+        elif not step.total or percent // 25 != self._last:
+            self._console.print(text, highlight=False, soft_wrap=True)
+        self._last = percent // 25
 
 
 def _logging(settings: Settings) -> FloodGate:

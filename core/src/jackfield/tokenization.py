@@ -342,16 +342,14 @@ def _load(card: ModelCard) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer  # noqa: PLC0415  (after hide_torch)
 
     path = Path(card.path)
-    options: dict[str, Any] = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    folder = path.parent if options else path
     try:
-        source = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
+        source = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever transformers raises on third parties' files
         raise ModelError(f"model {card.id!r}: no tokenizer can be loaded from {path}: {error}") from error
     if not getattr(source, "is_fast", False):
         raise ModelError(f"model {card.id!r}: {path} has no fast tokenizer (tokenizer.json), and slow ones are not served")
     names = set(source.vocab_files_names.values())
-    if not options and not any((folder / name).is_file() for name in names):  # transformers makes an empty tokenizer of nothing
+    if not any((path / name).is_file() for name in names):  # transformers makes an empty tokenizer of nothing
         raise ModelError(f"model {card.id!r}: {path} holds no tokenizer: none of {', '.join(sorted(names))}")
     loaded: PreTrainedTokenizerFast = source
     return loaded

@@ -51,8 +51,10 @@ log = logging.getLogger("jackfield.engine")
 # beyond the model's window and one beyond the switch of its rotary positions, where that takes no more tokens than these.
 TRIAL_LENGTHS = (1, 3, 3, 5, 8, 40)
 MAX_TRIAL_LENGTH = 520
-# Packed against alone in half precision; in float32 by size.
-HALF_COSINE = 0.999
+# Packed against alone in half precision, of the token that is furthest off and of the one in the middle; in float32 by size. Over thirty
+# layers a token's rounding adds up to 0.0026 (SmolLM2-135M), and what reads a wrong neighbour or position is off by far more in many.
+HALF_COSINE = 0.98
+HALF_MEDIAN_COSINE = 0.998
 
 
 def load_model(spec: ModelSpec, settings: EngineSettings) -> ModelRunner:
@@ -370,8 +372,10 @@ def _difference(together: torch.Tensor, alone: torch.Tensor, *, half: bool) -> s
     if not torch.isfinite(alone).all():
         return ""  # a broken checkpoint is told per request; batching is not to blame
     if half:
-        cosine = float(cosine_similarity(together, alone, dim=1).min())
-        return "" if cosine >= HALF_COSINE else f"cosine {cosine:.5f} between a token batched and alone"
+        cosines = cosine_similarity(together, alone, dim=1)
+        least, median = float(cosines.min()), float(cosines.median())
+        good = least >= HALF_COSINE and median >= HALF_MEDIAN_COSINE
+        return "" if good else f"cosines of {least:.5f} at least and {median:.5f} in the middle between tokens batched and alone"
     scale = max(float(alone.abs().max()), 1e-6)
     difference = float((together - alone).abs().max()) / scale
     return "" if difference <= FLOAT32_TOLERANCE else f"relative difference {difference:.1e} between a token batched and alone"

@@ -19,6 +19,7 @@ from jackfield.engine.files import read_model_files
 from jackfield.testing import make_client
 from jackfield.tokenization import ModelTokenizer
 from jackfield_embed import EmbedEndpoint
+from tests.conftest import Run
 from tests.gguf_files import save_gguf
 
 
@@ -66,16 +67,33 @@ def test_serves_once_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(vectors[0]) == 64
 
 
+def test_the_operator_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = save_gguf(tmp_path / "tiny.gguf")
+    code, _, told = run("check", str(file))
+    assert code == 0
+    lines = told.splitlines()
+    assert len(lines) == len(set(lines)) > 2
+    assert lines[0].startswith("converting tiny.gguf (0 MB) for model tiny.gguf, once: 0 %")
+    assert str(tmp_path / "cache" / "jackfield" / "gguf" / "tiny-") in lines[-1]
+    assert run("check", str(file))[2] == ""
+
+
 def test_killed_while_converting(tmp_path: Path) -> None:
-    file, killed, told = save_gguf(tmp_path / "tiny.gguf"), tmp_path / "a" / "killed", tmp_path / "b" / "told"
-    first, second = start(file, killed), start(file, told)
-    for process, how in ((first, signal.SIGKILL), (second, signal.SIGTERM)):
+    """By force, which leaves what was begun; by a signal, or with the server that it works for, which does not."""
+    file = save_gguf(tmp_path / "tiny.gguf")
+    processes = {name: start(file, tmp_path / name / "folder") for name in ("killed", "told", "alone")}
+    for name, process in processes.items():
         assert process.stdout is not None
         assert b"Percent" in process.stdout.readline()
-        process.send_signal(how)
-    assert (end(first), end(second)) == (-signal.SIGKILL, 1)
-    assert [path.name[:6] for path in killed.parent.iterdir()] == [".part-"]
-    assert not list(told.parent.iterdir())
+        if name == "alone":
+            process.stdout.close()
+        else:
+            process.send_signal(signal.SIGKILL if name == "killed" else signal.SIGTERM)
+    assert {name: process.wait() for name, process in processes.items()} == {"killed": -signal.SIGKILL, "told": 1, "alone": 1}
+    assert [path.name[:6] for path in (tmp_path / "killed").iterdir()] == [".part-"]
+    assert not list((tmp_path / "told").iterdir())
+    assert not list((tmp_path / "alone").iterdir())
 
 
 def test_two_at_once(tmp_path: Path) -> None:

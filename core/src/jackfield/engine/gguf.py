@@ -65,7 +65,7 @@ def convert(file: Path, folder: Path, dtype: torch.dtype, report: Report) -> Non
             model, info = _class(config).from_pretrained(
                 **where, config=config, dtype=dtype, quantization_config=GgufConfig(dequantize=True), output_loading_info=True
             )
-    except ModelError:
+    except (ModelError, BrokenPipeError):
         raise
     except Exception as error:  # transformers raises anything on third parties' files
         raise ModelError(
@@ -216,6 +216,7 @@ def main() -> int:
     """Convert into the cache. What cannot be done is said, not raised: exit code 2."""
     out, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no report
     signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to the server as well, which ends this process
 
     def report(said: Reports) -> None:
         out.buffer.write(msgspec.json.encode(said) + b"\n")

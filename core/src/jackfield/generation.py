@@ -53,6 +53,8 @@ def check_sampling(params: SamplingParams, card: ModelCard, tokenizer: ModelToke
         raise BadRequest(f"stop takes up to {MAX_STOPS} texts, none of them empty.", param="stop")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise BadRequest("allowed_token_ids is empty, which allows nothing; leave it out to allow everything.", param="allowed_token_ids")
+    if not all(params.bad_words):
+        raise BadRequest("bad_words has an empty text.", param="bad_words")
     for token_id, bias in params.logit_bias.items():
         if not math.isfinite(bias):
             raise BadRequest(f"logit_bias[{token_id}] is not finite.", param="logit_bias")

@@ -1,0 +1,1 @@
+"""Completions for jackfield: `/v1/completions`."""

@@ -88,14 +88,14 @@ def check_lengths(
     for prompt in prompts:
         count = len(prompt.token_ids)
         room = card.max_length - count
-        if wanted is not None and wanted > room and not (clamp and room):
+        if room < 1 and wanted != 0:
+            raise PromptTooLong(limit=card.max_length - 1, got=count, param=prompt.param)
+        if wanted is not None and wanted > room and not clamp:
             raise BadRequest(
                 f"The prompt has {count} tokens and {param} is {wanted}: {count + wanted} together, over the model's context of "
                 f"{card.max_length}. Ask for at most {room}, or leave {param} out to get what is left.",
                 param=param,
             )
-        if room < 1 and wanted != 0:
-            raise PromptTooLong(limit=card.max_length - 1, got=count, param=prompt.param)
 
 
 async def with_text(

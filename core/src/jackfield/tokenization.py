@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msgspec import structs
 from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from jackfield.client import ModelCard
 from jackfield.detokenization import TextStream, token_bytes
@@ -35,7 +37,7 @@ from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, Tokeni
 from jackfield.rendering import ChatRenderer, Rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from transformers import PreTrainedTokenizerFast
 
@@ -164,7 +166,9 @@ class ModelTokenizer:
         tokenizer = self._tokenizer
         tokenizer.encode_special_tokens = True  # of this thread's own copy
         try:
-            encoded = self._encode(between, False, [prompt.param] * len(between))
+            encoded = self._encode(between[:1], False, [prompt.param])
+            with _no_prefix(tokenizer):
+                encoded += self._encode(between[1:], False, [prompt.param] * len(between[1:]))
         finally:
             tokenizer.encode_special_tokens = False
         ids = list(encoded[0].ids)
@@ -365,6 +369,21 @@ def _special_tokens(card: ModelCard, tokenizer: Tokenizer) -> tuple[list[int], l
     if not bare:
         raise ModelError(f"model {card.id!r}: its tokenizer gives no token at all for {probe!r}")
     raise ModelError(f"model {card.id!r}: its tokenizer's special tokens are no frame around the text, which is not served")
+
+
+@contextmanager
+def _no_prefix(tokenizer: Tokenizer) -> Iterator[None]:
+    """While the block runs, a text counts as the middle of one: it gets no space in front, which some tokenizers give a first word."""
+    found = tokenizer.pre_tokenizer
+    parts = list(cast("Iterable[object]", found)) if isinstance(found, PreTokenizerSequence) else [found]
+    changed = [part for part in parts if isinstance(part, Metaspace) and part.prepend_scheme == "first"]
+    for part in changed:
+        part.prepend_scheme = "never"
+    try:
+        yield
+    finally:
+        for part in changed:
+            part.prepend_scheme = "first"
 
 
 def _control_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ from typing import Any
 import pytest
 
 from jackfield import SamplingParams
-from jackfield.testing import FakeEngine, RunningServer, make_server
-from jackfield.tiny import write_tiny
+from jackfield.testing import FakeEngine, RunningServer, make_server, tiny_model
 from jackfield_chat import ChatEndpoint
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -52,7 +52,7 @@ def with_template(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     """[models] tables of a model with another template."""
 
     def tables(template: str) -> dict[str, Any]:
-        write_tiny(tmp_path, weights=False)
+        shutil.copytree(tiny_model("bert"), tmp_path, dirs_exist_ok=True)
         path = tmp_path / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
         return {"fake": {"source": str(tmp_path)}}

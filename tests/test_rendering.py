@@ -37,7 +37,7 @@ def card(folder: Path | str) -> ModelCard:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
-    """Single bytes as tokens, the special tokens of ChatML, one of which takes the white space after it, and an added token that is none."""
+    """Single bytes as tokens, the special tokens of ChatML, one that takes the white space after it, and an added token that is none."""
     folder = tmp_path_factory.mktemp("chatml")
     shutil.copytree(tiny_model("bert"), folder, dirs_exist_ok=True)
     base = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -127,15 +127,9 @@ def test_without_such_names_nothing_changes() -> None:
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert ids(smollm2(), *(message["content"] for message in messages)) == expected
     following = ["Well.", "Hello, world!  \n\nHow are you? 🌍"]
-    alone, whole, beside = (
-        ids(smollm2(), "x", add_generation_prompt=False),
-        ids(smollm2(), "x", *following),
-        ids(smollm2(), "<s>", *following),
-    )
-    assert "<s>" not in text(smollm2(), "x"), "it is no special token of this model, so this is the usual way"
-    with_name = ids(smollm2(), "<|im_end|>", *following)
+    alone, whole = ids(smollm2(), "x", add_generation_prompt=False), ids(smollm2(), "x", *following)
     after = len(whole) - len(alone)
-    assert with_name[-after:] == beside[-after:] == whole[-after:], "what follows such a name is encoded as ever"
+    assert ids(smollm2(), "<|im_end|>", *following)[-after:] == whole[-after:], "what follows such a name is encoded as ever"
 
 
 def test_names_in_other_places_stay_text(tokenizer: ModelTokenizer) -> None:

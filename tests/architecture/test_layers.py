@@ -31,6 +31,8 @@ PIPELINE = {
     "pairing",
     "pipeline",
     "plugins",
+    "rendering",
+    "sampling",
     "sources",
     "stages",
     "tiny",
@@ -49,7 +51,7 @@ LAYERS: dict[str, tuple[set[str], set[str] | None, set[str] | None]] = {
     "pipeline": (
         PIPELINE,
         WORDS | CONTRACT | PIPELINE,
-        {"huggingface_hub", "msgspec", "numpy", "orjson", "packaging", "pluggy", "safetensors", "tokenizers", "transformers"},
+        {"huggingface_hub", "jinja2", "msgspec", "numpy", "orjson", "packaging", "pluggy", "safetensors", "tokenizers", "transformers"},
     ),
     "http": ({"http"}, WORDS | CONTRACT | PIPELINE | {"http"}, {"litestar", "msgspec", "prometheus_client", "uvicorn"}),
     "root": (ROOT_MODULES, None, None),

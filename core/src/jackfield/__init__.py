@@ -43,10 +43,25 @@ from jackfield.outputs import Choice, Delta, FloatArray, PoolingOutputs, TokenLo
 from jackfield.params import PoolingParams, SamplingParams
 from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
+from jackfield.sampling import (
+    FINGERPRINT,
+    MIN_LOGPROB,
+    PromptLogprob,
+    SamplingRequest,
+    StreamOptions,
+    check_generation,
+    make_sampling_params,
+    prompt_limit,
+    prompt_logprobs,
+    refuse_unserved,
+    token_name,
+)
 from jackfield.schema import ChatMessage, ContentPart, ErrorBody, ErrorDetail, Request, TokenId, Usage, template_messages
 from jackfield.settings import EndpointSettings, EngineSettings
 
 __all__ = [
+    "FINGERPRINT",
+    "MIN_LOGPROB",
     "PLUGIN_API",
     "BadRequest",
     "BodyTooLarge",
@@ -95,14 +110,17 @@ __all__ = [
     "PoolingParams",
     "Progress",
     "Prompt",
+    "PromptLogprob",
     "PromptTooLong",
     "Request",
     "Route",
     "SamplingParams",
+    "SamplingRequest",
     "ServingError",
     "StartupError",
     "StepFailed",
     "Stream",
+    "StreamOptions",
     "Submit",
     "TextPrompt",
     "TokenId",
@@ -117,10 +135,16 @@ __all__ = [
     "Vectors",
     "aliased",
     "cache_folder",
+    "check_generation",
     "convert_body",
     "hookimpl",
     "input_prompts",
     "made_once",
+    "make_sampling_params",
+    "prompt_limit",
+    "prompt_logprobs",
+    "refuse_unserved",
     "stageimpl",
     "template_messages",
+    "token_name",
 ]

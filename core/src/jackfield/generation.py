@@ -53,6 +53,8 @@ def check_sampling(params: SamplingParams, card: ModelCard, tokenizer: ModelToke
         raise BadRequest(f"stop takes up to {MAX_STOPS} texts, none of them empty.", param="stop")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise BadRequest("allowed_token_ids is empty, which allows nothing; leave it out to allow everything.", param="allowed_token_ids")
+    if not all(params.bad_words):
+        raise BadRequest("bad_words has an empty text.", param="bad_words")
     for token_id, bias in params.logit_bias.items():
         if not math.isfinite(bias):
             raise BadRequest(f"logit_bias[{token_id}] is not finite.", param="logit_bias")
@@ -86,14 +88,14 @@ def check_lengths(
     for prompt in prompts:
         count = len(prompt.token_ids)
         room = card.max_length - count
-        if wanted is not None and wanted > room and not (clamp and room):
+        if room < 1 and wanted != 0:
+            raise PromptTooLong(limit=card.max_length - 1, got=count, param=prompt.param)
+        if wanted is not None and wanted > room and not clamp:
             raise BadRequest(
                 f"The prompt has {count} tokens and {param} is {wanted}: {count + wanted} together, over the model's context of "
                 f"{card.max_length}. Ask for at most {room}, or leave {param} out to get what is left.",
                 param=param,
             )
-        if room < 1 and wanted != 0:
-            raise PromptTooLong(limit=card.max_length - 1, got=count, param=prompt.param)
 
 
 async def with_text(

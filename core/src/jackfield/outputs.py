@@ -57,7 +57,7 @@ class Delta(Struct, frozen=True, kw_only=True):
     stop_reason: the stop text or the stop token's id that ended the choice, None for the model's own end.
 
     On the first delta of a choice: num_cached_tokens, of the prompt those that were not computed again. On the first of a prompt's first
-    choice: prompt_logprobs, where asked for, one a token of the prompt, None for its first.
+    choice, which comes before any of its other choices: prompt_logprobs, where asked for, one a token of the prompt, None for its first.
     """
 
     index: int

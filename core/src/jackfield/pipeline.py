@@ -271,8 +271,9 @@ class Pipeline:
         if isinstance(params, PoolingParams):
             return _complete_pooling(params, ctx)
         params = check_sampling(params, ctx.model.card, call.model.tokenizer)
-        name = "max_tokens" if getattr(ctx.request, "max_completion_tokens", None) is None else "max_completion_tokens"
-        check_lengths(params, ctx.model.card, ctx.prompts, clamp=self.clamp_max_tokens, param=name)
+        asked = next((name for name in ("max_completion_tokens", "max_tokens") if getattr(ctx.request, name, None) is not None), None)
+        # A maximum that the client did not name is one that the client cannot mend.
+        check_lengths(params, ctx.model.card, ctx.prompts, clamp=self.clamp_max_tokens or asked is None, param=asked or "max_tokens")
         count = len(ctx.prompts) * params.n
         if count > self.max_prompts:
             raise BadRequest(

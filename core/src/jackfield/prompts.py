@@ -21,8 +21,8 @@ class Prompt(Struct, frozen=True, kw_only=True):
     max_tokens: refuse a prompt of more tokens than this; None leaves it to the model's maximum.
     truncation_side: the end that is cut off; None is the model's own, right unless its tokenizer says left.
     param: the request's field that this prompt came from, for error messages (`input[3]`).
-    with_text, with_token_strs: also give back the text of the ids, or each id's vocabulary piece. skip_special_tokens: leave special tokens
-    out of that text.
+    with_text, with_token_strs, with_token_texts: also give back the text of the ids, each id's vocabulary piece, or each id's own text.
+    skip_special_tokens: leave special tokens out of the text of the ids.
     """
 
     truncate: int | None = None
@@ -31,6 +31,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
     param: str | None = None
     with_text: bool = False
     with_token_strs: bool = False
+    with_token_texts: bool = False
     skip_special_tokens: bool = False
 
 
@@ -69,7 +70,11 @@ class TokensPrompt(Prompt, frozen=True, kw_only=True):
 class ChatPrompt(Prompt, frozen=True, kw_only=True):
     """A conversation, rendered by the model's chat template in a sandbox.
 
+    A message is a dict with a role and a content, which is a text, None, or a list of parts (`{"type": "text", "text": ...}`). Templates
+    that go through parts get parts, others their texts joined by line ends. The name of a special token within what a client wrote stays
+    text. continue_final_message: the prompt ends with the last message's content, white space included.
     template_kwargs are variables for the template; they never override an argument of the server's own (`messages`, `tokenize`, ...).
+    chat_template: another template than the model's own; it is a program, so it must come from whoever runs the server.
     """
 
     messages: list[dict[str, Any]]
@@ -77,6 +82,8 @@ class ChatPrompt(Prompt, frozen=True, kw_only=True):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
     template_kwargs: dict[str, Any] | UnsetType = UNSET
 
 
@@ -85,8 +92,8 @@ class TokenizedPrompt(Struct, frozen=True, kw_only=True):
 
     prefix_length: how many leading tokens are the model's instruction (0 when it counts like the rest). segment: how many are the first
     part of a pair (0 for no pair). num_cut: tokens that truncation has left out.
-    text, token_strs, offsets: filled where the prompt asked for them. An offset is where a token begins in the prompt's text and where it
-    ends, in characters (Unicode code points); None for a special token of the frame, and for one of the prefix.
+    text, token_strs, token_texts, offsets: filled where the prompt asked for them. An offset is where a token begins in the prompt's text
+    and where it ends, in characters (Unicode code points); None for a special token of the frame, and for one of the prefix.
     """
 
     token_ids: list[int]
@@ -95,5 +102,6 @@ class TokenizedPrompt(Struct, frozen=True, kw_only=True):
     num_cut: int = 0
     text: str | None = None
     token_strs: list[str] | None = None
+    token_texts: list[str] | None = None
     offsets: list[tuple[int, int] | None] | None = None
     param: str | None = None

@@ -59,20 +59,27 @@ class ContentPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     type: Annotated[str, Meta(description="`text`; images, audio and video are refused.")]
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message of a conversation, as chat templates take it."""
 
     role: Annotated[str, Meta(description="system, developer, user, assistant or tool, as the model's template knows them.")]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    content: Annotated[str | list[ContentPart] | None, Meta(description="A text, or parts of text; null is no text.")] = None
+    name: Annotated[str | None, Meta(description="Of who speaks, for templates that write it.")] = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, Meta(description="Calls that an assistant has made.")] = None
+    tool_call_id: Annotated[str | None, Meta(description="Of a tool's message: the call that it answers.")] = None
+    reasoning: Annotated[str | None, Meta(description="What an assistant has thought, for templates that write it.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="The same as `reasoning`, by its older name.")] = None
+
+
+# Kinds of parts that are text, and the field that has it.
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 def template_messages(messages: list[ChatMessage], *, param: str = "messages") -> list[dict[str, Any]]:
-    """Messages for a chat template; the text parts of a message are joined by line ends.
+    """Messages for a ChatPrompt; parts of text stay parts.
 
     Raises: BadRequest for a part that is no text, or no message at all.
     """
@@ -82,12 +89,15 @@ def template_messages(messages: list[ChatMessage], *, param: str = "messages") -
     for position, message in enumerate(messages):
         fields: dict[str, Any] = to_builtins(message)
         if isinstance(message.content, list):
-            fields["content"] = "\n".join(_text(part, f"{param}[{position}].content[{i}]") for i, part in enumerate(message.content))
+            texts = [_text(part, f"{param}[{position}].content[{i}]") for i, part in enumerate(message.content)]
+            fields["content"] = [{"type": "text", "text": text} for text in texts]
         converted.append(fields)
     return converted
 
 
 def _text(part: ContentPart, param: str) -> str:
-    if part.type not in ("text", "input_text") or part.text is None:
-        raise BadRequest(f"A content part of type {part.type[:50]!r} is not served; only text is.", param=param)
-    return part.text
+    text = getattr(part, _TEXTS.get(part.type, ""), None)
+    if not isinstance(text, str):
+        lacking = f" without its {_TEXTS[part.type]}" if part.type in _TEXTS else ""
+        raise BadRequest(f"A content part of type {part.type[:50]!r}{lacking} is not served; only text is.", param=param)
+    return text

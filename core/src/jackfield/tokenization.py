@@ -11,6 +11,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+import re
 import sys
 import threading
 from array import array
@@ -18,12 +19,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msgspec import UNSET, structs
+from msgspec import structs
 from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from jackfield.client import ModelCard
 from jackfield.detokenization import TextStream, token_bytes
@@ -31,9 +34,10 @@ from jackfield.errors import BadRequest, ModelError, TokenOutOfVocabulary
 from jackfield.pairing import PairFrame, pair_frame
 from jackfield.params import SamplingParams
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
+from jackfield.rendering import ChatRenderer, Rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from transformers import PreTrainedTokenizerFast
 
@@ -46,15 +50,6 @@ T = TypeVar("T")
 # Up to so many characters a request is encoded on the event loop: a hop to a thread costs 30 us, 100 characters 60 us.
 INLINE_CHARS = 400
 INLINE_IDS = 2000
-
-# Arguments of the template call that belong to the server; a request's template_kwargs may not name them.
-_RESERVED_KWARGS = frozenset(
-    {
-        *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"),
-        *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
-        *("tokenizer_kwargs", "processor_kwargs"),
-    }
-)
 
 
 @contextmanager
@@ -113,7 +108,9 @@ class ModelTokenizer:
         self._left = source.truncation_side == "left"
         self._special_ids = frozenset(source.all_special_ids)
         self._prefix_lengths: dict[str, int] = {}
-        self._template_lock = threading.Lock()
+        self._control = {token.content: token_id for token_id, token in base.get_added_tokens_decoder().items() if token.special}
+        self._control_pattern = _control_pattern(base)
+        self._render = ChatRenderer(card.id, source, self._control)
         self._tokens: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
@@ -129,7 +126,11 @@ class ModelTokenizer:
                 wanted = (prompt.add_special_tokens, prompt.with_offsets)
                 texts.setdefault(wanted, []).append((position, prompt.prefix + prompt.text))
             elif isinstance(prompt, ChatPrompt):
-                texts.setdefault((prompt.add_special_tokens, False), []).append((position, self._render(prompt)))
+                rendered = self._render(prompt)
+                if rendered.kept:
+                    results[position] = self._trimmed(prompt, self._kept_apart(prompt, rendered), prompt.add_special_tokens)
+                else:
+                    texts.setdefault((prompt.add_special_tokens, False), []).append((position, rendered.text))
             elif isinstance(prompt, PairPrompt):
                 pairs.append((position, prompt))
             elif isinstance(prompt, TokensPrompt):
@@ -149,15 +150,40 @@ class ModelTokenizer:
                 results[position] = self._text(prompts[position], encoding, special, with_offsets)
         return [result for result in results if result is not None]
 
-    def _text(self, prompt: Prompt, encoding: Encoding, special: bool, with_offsets: bool) -> TokenizedPrompt:
+    def _trimmed(self, prompt: Prompt, ids: list[int], special: bool) -> TokenizedPrompt:
         head, tail = (self._head, self._tail) if special else ([], [])
-        limit, left = self._limit(prompt), self._is_left(prompt)
+        kept = _cut(ids, head, tail, self._limit(prompt), self._is_left(prompt))
+        return self._result(prompt, kept, len(ids) - len(kept))
+
+    def _kept_apart(self, prompt: ChatPrompt, rendered: Rendered) -> list[int]:
+        """Ids of a conversation in which a client wrote names of special tokens: the template's are tokens, the client's are text.
+
+        As the tokenizer does it, the text is split at special tokens and what lies between is encoded by itself; but these are the
+        template's alone, and in between there are none.
+        """
+        pieces = self._control_pattern.split(rendered.text)
+        between = [rendered.restore(piece) for piece in pieces[::2]]
+        tokenizer = self._tokenizer
+        tokenizer.encode_special_tokens = True  # of this thread's own copy
+        try:
+            encoded = self._encode(between[:1], False, [prompt.param])
+            with _no_prefix(tokenizer):
+                encoded += self._encode(between[1:], False, [prompt.param] * len(between[1:]))
+        finally:
+            tokenizer.encode_special_tokens = False
+        ids = list(encoded[0].ids)
+        for name, encoding in zip(pieces[1::2], encoded[1:], strict=True):
+            ids += [self._control[name if name in self._control else name.strip()], *encoding.ids]
+        return [*self._head, *ids, *self._tail] if prompt.add_special_tokens else ids
+
+    def _text(self, prompt: Prompt, encoding: Encoding, special: bool, with_offsets: bool) -> TokenizedPrompt:
         ids = encoding.ids
-        kept = _cut(ids, head, tail, limit, left)
-        result = self._result(prompt, kept, len(ids) - len(kept))
+        result = self._trimmed(prompt, ids, special)
         if not with_offsets:
             return result
         assert isinstance(prompt, TextPrompt)
+        head, tail = (self._head, self._tail) if special else ([], [])
+        limit, left = self._limit(prompt), self._is_left(prompt)
         offsets = _offsets(encoding.offsets[len(head) : len(ids) - len(tail)], len(prompt.prefix))
         before, after = [None] * len(head), [None] * len(tail)
         return structs.replace(result, offsets=_cut([*before, *offsets, *after], before, after, limit, left))
@@ -257,6 +283,7 @@ class ModelTokenizer:
             num_cut=num_cut,
             text=self._tokenizer.decode(ids, skip_special_tokens=prompt.skip_special_tokens) if prompt.with_text else None,
             token_strs=[self._tokenizer.id_to_token(i) or "" for i in ids] if prompt.with_token_strs else None,
+            token_texts=[self.token(i)[0] for i in ids] if prompt.with_token_texts else None,
             param=prompt.param,
         )
 
@@ -291,32 +318,6 @@ class ModelTokenizer:
         if prompt.token_ids and not (min(prompt.token_ids) >= 0 and max(prompt.token_ids) < size):
             position, bad = next((i, t) for i, t in enumerate(prompt.token_ids) if not 0 <= t < size)
             raise TokenOutOfVocabulary(token_id=bad, vocab_size=size, param=f"{prompt.param or 'input'}[{position}]")
-
-    def _render(self, prompt: ChatPrompt) -> str:
-        if not self.has_chat_template:
-            raise BadRequest(
-                f"Model `{self.card.id}` has no chat template, so it takes no messages; send text instead.", param=prompt.param
-            )
-        kwargs = {} if prompt.template_kwargs is UNSET else prompt.template_kwargs
-        reserved = sorted(_RESERVED_KWARGS & kwargs.keys())
-        if reserved:
-            raise BadRequest(
-                f"chat_template_kwargs may not set {reserved[0]!r}, an argument of the server's own.", param="chat_template_kwargs"
-            )
-        try:
-            with self._template_lock:  # transformers compiles into a cache that it does not lock
-                text = self._source.apply_chat_template(
-                    prompt.messages,
-                    tools=prompt.tools,
-                    tokenize=False,
-                    add_generation_prompt=prompt.add_generation_prompt,
-                    continue_final_message=prompt.continue_final_message,
-                    **kwargs,
-                )
-        except Exception as error:  # a template is a program of the model's: it raises what it likes, on what the client sent
-            raise BadRequest(f"The chat template refused the messages: {str(error)[:200]}", param=prompt.param) from error
-        assert isinstance(text, str)
-        return text
 
 
 def _cut(ids: list[T], head: list[T], tail: list[T], limit: int | None, left: bool) -> list[T]:
@@ -366,6 +367,31 @@ def _special_tokens(card: ModelCard, tokenizer: Tokenizer) -> tuple[list[int], l
     if not bare:
         raise ModelError(f"model {card.id!r}: its tokenizer gives no token at all for {probe!r}")
     raise ModelError(f"model {card.id!r}: its tokenizer's special tokens are no frame around the text, which is not served")
+
+
+@contextmanager
+def _no_prefix(tokenizer: Tokenizer) -> Iterator[None]:
+    """While the block runs, a text counts as the middle of one: it gets no space in front, which some tokenizers give a first word."""
+    found = tokenizer.pre_tokenizer
+    parts = list(cast("Iterable[object]", found)) if isinstance(found, PreTokenizerSequence) else [found]
+    changed = [part for part in parts if isinstance(part, Metaspace) and part.prepend_scheme == "first"]
+    for part in changed:
+        part.prepend_scheme = "never"
+    try:
+        yield
+    finally:
+        for part in changed:
+            part.prepend_scheme = "first"
+
+
+def _control_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Finds special tokens in a text, each with the white space that the tokenizer takes as a part of it."""
+    names = [
+        (r"\s*" if token.lstrip else "") + re.escape(token.content) + (r"\s*" if token.rstrip else "")
+        for token in sorted(tokenizer.get_added_tokens_decoder().values(), key=lambda token: len(token.content), reverse=True)
+        if token.special
+    ]
+    return re.compile(f"({'|'.join(names)})" if names else "(?!)()")
 
 
 def _describe(source: PreTrainedTokenizerFast, base: Tokenizer) -> dict[str, Any]:

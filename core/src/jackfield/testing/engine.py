@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -21,7 +21,7 @@ __all__ = ["FakeEngine"]
 class FakeEngine:
     """An EngineClient, and the plugin that offers it for every model.
 
-    embedding_size, num_labels: sizes of its answers. max_length, vocab_size, operations, matryoshka: what its models' cards say.
+    embedding_size, num_labels: sizes of its answers. max_length, vocab_size, operations, matryoshka, sampling: what its models' cards say.
     latency_s: how long each request takes. fault: called with each request; an error that it returns is raised, of one that generates after
     `fault_after` tokens. nan: answers hold a NaN.
 
@@ -40,6 +40,7 @@ class FakeEngine:
         vocab_size: int = 300,
         operations: Iterable[str] = OPERATIONS,
         matryoshka: bool = False,
+        sampling: Mapping[str, float] | None = None,
         latency_s: float = 0.0,
         fault: Callable[[EngineRequest], ServingError | None] | None = None,
         fault_after: int = 0,
@@ -51,6 +52,7 @@ class FakeEngine:
         self.vocab_size = vocab_size
         self.operations = tuple(operations)
         self.matryoshka = matryoshka
+        self.sampling = dict(sampling or {})
         self.latency_s = latency_s
         self.fault = fault
         self.fault_after = fault_after
@@ -222,6 +224,7 @@ class FakeEngine:
             vocab_size=self.vocab_size,
             embedding_size=self.embedding_size,
             matryoshka=self.matryoshka,
+            sampling=self.sampling,
             labels=tuple(f"LABEL_{i}" for i in range(self.num_labels)),
         )
 

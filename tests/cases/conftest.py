@@ -81,6 +81,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory, models: str) -> Iterator[Ben
         yield running
 
 
+@pytest.fixture(scope="session")
+def smol(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[Bench]:
+    """A server that chats, in float32."""
+    tables = f'[models.smollm2]\nsource = "{smollm2}"\ndtype = "float32"\n[endpoints.chat]\n[endpoints.tokenize]\n'
+    with serving(tmp_path_factory.mktemp("smol"), tables) as running:
+        yield running
+
+
 # Heads of tiny BERTs with MiniLM's tokenizer, by the names that families B and C give them.
 HEADS: dict[str, dict[str, Any]] = {
     "bert-ce": {"num_labels": 1},

@@ -9,6 +9,7 @@ import inspect
 
 import pytest
 
+import tests.cases.chat
 import tests.cases.classes
 import tests.cases.embeddings
 import tests.cases.plugins
@@ -19,7 +20,7 @@ from tests.cases.bench import ENACTED
 
 __all__ = ["APART", "TOGETHER", "enact"]
 
-LARGE = {"bench", "scorer"}
+LARGE = {"bench", "scorer", "smol"}
 
 
 def fixtures(case_id: str) -> list[str]:

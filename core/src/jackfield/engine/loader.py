@@ -26,11 +26,13 @@ from jackfield.client import Execution, ModelCard, ModelSpec
 from jackfield.engine.attention import PACKED, calls_so_far
 from jackfield.engine.backends import PADDED, BackendModel, PaddedForward, load_backend
 from jackfield.engine.cpu import has_fast_bfloat16
+from jackfield.engine.decoders import replace_decoders
 from jackfield.engine.files import ModelFiles, read_model_files
 from jackfield.engine.generation.head import LogitsHead, logits_head
-from jackfield.engine.generation.load import paged_runner, paged_states
+from jackfield.engine.generation.load import cached_shapes, cut_to_cache, paged_runner, paged_states
 from jackfield.engine.generation.paged import PAGED
 from jackfield.engine.generation.plain import PlainRunner
+from jackfield.engine.generation.runner import PagedRunner
 from jackfield.engine.layers import replace_layers
 from jackfield.engine.linear import replace_linears
 from jackfield.engine.memory import trim
@@ -65,47 +67,111 @@ def load_model(spec: ModelSpec, settings: EngineSettings) -> ModelRunner:
     _quiet()
     files = read_model_files(spec)
     device = _device(spec)
-    whole = _load_weights(spec, files, device)
     trial = _trial(files)
-    logits = _logits(whole, trial) if files.classes else []
-    model, head = detach_head(whole) if files.classes else (whole, None)
-    following: LogitsHead | None = None
-    if _generates(files):
-        causal: Any = whole
-        model, following = causal.base_model, logits_head(causal)
+    parts = _Parts(_load_weights(spec, files, device), files)
+    logits = _logits(parts.whole, trial) if files.classes else []
+    parts.take_apart()
     poolers = vector_poolers(spec, files, device)
-    runner = _runner(files, model, poolers, packed=False)
+    runner = _runner(files, parts.model, poolers, packed=False)
     alone, half = _alone(runner, trial), runner.dtype != torch.float32
-    if following is not None:
-        _check_head(spec, whole, following, trial, alone, half=half)
-    why = _why_not_packed(model)
+    if parts.following is not None:
+        _check_head(spec, parts.whole, parts.following, trial, alone, half=half)
+    why = _why_not_packed(parts.model)
     if not why:
-        _speed_up(model, head)
-        runner = _runner(files, model, poolers, packed=True)
-        if following is not None:
-            why = _add_generator(spec, files, runner, following, settings, trial, alone)
-        why = why or _check(runner, trial, alone, half=half)
+        runner, why = _packed(spec, files, parts, poolers, settings, trial, alone, fast=True)
+        if why:
+            log.warning("model %s: faster layers than transformers' own change its results (%s), so those are taken", spec.id, why)
+            parts = _Parts(_load_weights(spec, files, device), files)
+            parts.take_apart()
+            runner, why = _packed(spec, files, parts, poolers, settings, trial, alone, fast=False)
     if why:
         log.info("model %s: runs in length buckets: %s", spec.id, why)
-        runner = _runner(files, model, poolers, packed=False)
+        runner = _runner(files, parts.model, poolers, packed=False)
         problem = _check(runner, trial, alone, half=half)
         if problem:
             raise ModelError(f"model {spec.id!r}: results depend on the batch even in length buckets: {problem}")
-    if following is not None:
-        poolers["logits"] = LogitsPooler(following)
+    if parts.following is not None:
+        poolers["logits"] = LogitsPooler(parts.following)
         if runner.generator is None:
-            runner.generator = PlainRunner(whole, files.end_ids, runner.card.max_length)
+            runner.generator = PlainRunner(parts.whole, files.end_ids, runner.card.max_length)
             runner.card = msgspec.structs.replace(runner.card, execution="plain")
     states = runner.hidden(trial)
     spans = _spans(trial)
-    if head is not None:
-        poolers |= label_poolers(spec, files, head, states, spans, logits)
+    if parts.head is not None:
+        poolers |= label_poolers(spec, files, parts.head, states, spans, logits)
     loaded = LoadedModel(
-        card=runner.card, config=files.config, folder=Path(files.transformer), model=model, device=runner.device, dtype=runner.dtype
+        card=runner.card, config=files.config, folder=Path(files.transformer), model=parts.model, device=runner.device, dtype=runner.dtype
     )
     poolers |= plugin_poolers(spec, loaded, states, spans)
     trim()
     return runner
+
+
+class _Parts:
+    """A model as it was loaded, and apart: the base that makes hidden states, a classifier's head, a causal model's."""
+
+    def __init__(self, whole: torch.nn.Module, files: ModelFiles) -> None:
+        self.whole: Any = whole
+        self._files = files
+        self.model: torch.nn.Module = whole
+        self.head: Head | None = None
+        self.following: LogitsHead | None = None
+
+    def take_apart(self) -> None:
+        """A classifier is not whole any more afterwards."""
+        if self._files.classes:
+            self.model, self.head = detach_head(self.whole)
+        elif _generates(self._files):
+            self.model, self.following = self.whole.base_model, logits_head(self.whole)
+
+
+def _packed(
+    spec: ModelSpec,
+    files: ModelFiles,
+    parts: _Parts,
+    poolers: dict[str, Pooler],
+    settings: EngineSettings,
+    trial: list[bytes],
+    alone: torch.Tensor,
+    *,
+    fast: bool,
+) -> tuple[ModelRunner, str]:
+    """The runner of sequences end to end, and why it gives other results than each alone, or nothing. fast: with our own layers."""
+    base: Any = parts.model
+    generator: PagedRunner | None = None
+    try:
+        shapes = cached_shapes(base) if parts.following is not None else None
+        if fast:
+            _speed_up(base, parts.head)
+        runner = _runner(files, base, poolers, packed=True)
+        if parts.following is not None:
+            if shapes is None:
+                return runner, f"{type(base).__name__} is not made of attention layers alone"
+            generator = paged_runner(
+                spec,
+                base,
+                parts.following,
+                shapes,
+                settings,
+                end_ids=files.end_ids,
+                position_offset=files.position_offset,
+                switch=files.rope_switch,
+                rope_lock=runner.rope_lock,
+                forward_args=runner.forward_args,
+            )
+            _set_attention(base, PAGED)
+        why = _check(runner, trial, alone, half=runner.dtype != torch.float32)
+        if not why and generator is not None:
+            states = paged_states(generator, [np.frombuffer(prompt, dtype=np.int32).tolist() for prompt in trial], files.rope_switch)
+            why = _difference(states.float(), alone, half=runner.dtype != torch.float32)
+    except ModelError:
+        raise
+    except Exception as error:  # modelling code of many hands, called in a way of ours
+        return _runner(files, base, poolers, packed=False), f"{type(error).__name__}: {error}"
+    if not why and generator is not None:
+        runner.generator = generator
+        runner.card = cut_to_cache(runner.card, generator.cache)
+    return runner, why
 
 
 def _without_generation(card: ModelCard) -> ModelCard:
@@ -115,43 +181,6 @@ def _without_generation(card: ModelCard) -> ModelCard:
 
 def _generates(files: ModelFiles) -> bool:
     return "generate" in files.card.operations
-
-
-def _add_generator(
-    spec: ModelSpec,
-    files: ModelFiles,
-    runner: ModelRunner,
-    head: LogitsHead,
-    settings: EngineSettings,
-    trial: list[bytes],
-    alone: torch.Tensor,
-) -> str:
-    """Let a model that runs packed generate; says why it cannot, or nothing."""
-    base: Any = runner.model
-    generator = paged_runner(
-        spec,
-        base,
-        head,
-        settings,
-        end_ids=files.end_ids,
-        position_offset=files.position_offset,
-        switch=files.rope_switch,
-        rope_lock=runner.rope_lock,
-        forward_args=runner.forward_args,
-    )
-    base.set_attn_implementation(PAGED)
-    if generator is None:
-        return f"{type(base).__name__} is not made of attention layers alone"
-    prompts = [np.frombuffer(prompt, dtype=np.int32).tolist() for prompt in trial]
-    difference = _difference(paged_states(generator, prompts, files.rope_switch).float(), alone, half=runner.dtype != torch.float32)
-    if difference:
-        return f"{difference} where it generates"
-    runner.generator = generator
-    room = generator.cache.num_blocks * generator.cache.block_size
-    if room < runner.card.max_length:
-        note = f"context of {runner.card.max_length} tokens cut to the {room} that its cache holds ([engine] kv_cache_mib)"
-        runner.card = msgspec.structs.replace(runner.card, max_length=room, notes=(*runner.card.notes, note))
-    return ""
 
 
 def load_on_backend(spec: ModelSpec, factory: str, settings: EngineSettings) -> BackendRunner:
@@ -206,7 +235,7 @@ def _quiet() -> None:
 
 def _speed_up(model: torch.nn.Module, head: Head | None) -> None:
     """Put faster layers in place of the model's own, and let go of what they have copied."""
-    layers, linears = replace_layers(model), replace_linears(model)
+    layers, linears = replace_decoders(model) or replace_layers(model), replace_linears(model)
     log.debug("%s: %d layers replaced, and %d linear layers beside them", type(model).__name__, layers, linears)
     if linears or layers:
         _unmap([*model.parameters(), *(head.parameters() if head is not None else ())])

@@ -32,7 +32,7 @@ class Metrics:
         self._seconds = _Histogram("jackfield_request_seconds", "From the request's head to the answer's end.", ["path"])
         self._stages = _Histogram(
             "jackfield_stage_seconds",
-            "Time a request spends in a stage: preprocess, tokenize, engine (queue included), build_response.",
+            "Time a request spends in a stage: preprocess, tokenize, engine (queue included), first_token of it, build_response.",
             ["endpoint", "stage"],
         )
         self._tokens = _Counter("jackfield_prompt_tokens", "Prompt tokens of served requests, after truncation.", ["endpoint", "model"])
@@ -180,3 +180,29 @@ class _Gauges(Collector):
             fill.add_metric([name], stats.num_tokens / budget if budget else 0.0)
             restarts.add_metric([name], health.restarts)
         yield from (up, waiting, steps, tokens, sequences, busy, fill, restarts)
+        yield from self._generation_metrics()
+
+    def _generation_metrics(self) -> Iterable[Metric]:
+        running = GaugeMetricFamily("jackfield_generation_running", "Choices that are generated now.", labels=["engine"])
+        tokens = CounterMetricFamily("jackfield_generated_tokens", "Tokens generated.", labels=["engine"])
+        prompts = CounterMetricFamily(
+            "jackfield_generation_prompt_tokens",
+            "Prompt tokens, by whether they were computed or found in the cache.",
+            labels=["engine", "from"],
+        )
+        preempted = CounterMetricFamily(
+            "jackfield_generation_preempted", "Choices whose blocks of the cache others needed more.", labels=["engine"]
+        )
+        blocks = GaugeMetricFamily("jackfield_cache_blocks", "Blocks of the key-value caches.", labels=["engine", "state"])
+        for name, engine in self._engines():
+            stats = engine.stats()
+            if not stats.num_blocks:
+                continue  # it generates nothing
+            running.add_metric([name], stats.num_running)
+            tokens.add_metric([name], stats.num_generated_tokens)
+            prompts.add_metric([name, "cache"], stats.num_cached_tokens)
+            prompts.add_metric([name, "model"], stats.num_prompt_tokens - stats.num_cached_tokens)
+            preempted.add_metric([name], stats.num_preempted)
+            blocks.add_metric([name, "used"], stats.num_used_blocks)
+            blocks.add_metric([name, "free"], stats.num_blocks - stats.num_used_blocks)
+        yield from (running, tokens, prompts, preempted, blocks)

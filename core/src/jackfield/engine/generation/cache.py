@@ -16,7 +16,8 @@ BLOCK_SIZE = 16
 class KVCache:
     """The cache of one model. shapes: key-value heads and their size, for keys and for values, by layer.
 
-    Raises: ValueError when the bytes are not enough for one block.
+    A token's keys and values lie side by side, so that one call writes or reads both. Raises: ValueError when the bytes are not enough for
+    one block.
     """
 
     def __init__(self, shapes: list[tuple[int, int, int]], num_bytes: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -26,29 +27,28 @@ class KVCache:
         self.num_blocks = num_bytes // self.block_bytes
         if self.num_blocks < 1:
             raise ValueError(f"a block of {self.block_size} tokens takes {self.block_bytes} bytes, and the cache has {num_bytes}")
+        self.shapes = shapes
         tokens = self.num_blocks * self.block_size
-        self.keys = [_zeros((tokens, heads, key), dtype, device) for heads, key, _ in shapes]
-        self.values = [_zeros((tokens, heads, value), dtype, device) for heads, _, value in shapes]
+        self._tokens = [_zeros((tokens, heads * (key + value)), dtype, device) for heads, key, value in shapes]
+        self._blocks = [states.view(self.num_blocks, -1) for states in self._tokens]
 
     def clear(self, blocks: list[int]) -> None:
         """Let blocks hold zeros again: a sequence reads its last block as a whole, what lies behind its end with a weight of 0, and a NaN
         survives that."""
-        places = torch.tensor(blocks, dtype=torch.long, device=self.keys[0].device)
-        for states in (*self.keys, *self.values):
-            states.view(self.num_blocks, -1).index_fill_(0, places, 0.0)
+        places = torch.tensor(blocks, dtype=torch.long, device=self._blocks[0].device)
+        for states in self._blocks:
+            states.index_fill_(0, places, 0.0)
 
-    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """key, value: `[tokens, heads, size]`, into the places that `slots` names."""
-        self.keys[layer].index_copy_(0, slots, key)
-        self.values[layer].index_copy_(0, slots, value)
+    def write(self, layer: int, slots: torch.Tensor, states: torch.Tensor) -> None:
+        """states: `[tokens, heads * (key + value)]`, the keys of all heads and then their values, into the places that `slots` names."""
+        self._tokens[layer].index_copy_(0, slots, states)
 
     def read(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of sequences whose blocks are the rows of `table`: keys and values as `[sequences, tokens, heads, size]`, whole blocks."""
-        return self._gather(self.keys[layer], table), self._gather(self.values[layer], table)
-
-    def _gather(self, states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        blocks = states.view(self.num_blocks, -1)
-        return blocks.index_select(0, table.flatten()).view(len(table), -1, *states.shape[1:])
+        """Of sequences whose blocks are the rows of `table`: keys and values as `[sequences, heads, tokens, size]`, whole blocks."""
+        heads, key, value = self.shapes[layer]
+        states = self._blocks[layer].index_select(0, table.view(-1)).view(table.shape[0], -1, heads * (key + value))
+        keys, values = states.split_with_sizes((heads * key, heads * value), dim=-1)
+        return keys.view(*keys.shape[:-1], heads, key).transpose(1, 2), values.view(*values.shape[:-1], heads, value).transpose(1, 2)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -6,11 +6,12 @@ import math
 import threading
 from typing import Any
 
+import msgspec
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from jackfield.client import ModelSpec
+from jackfield.client import ModelCard, ModelSpec
 from jackfield.engine.attention import no_mask
 from jackfield.engine.generation.blocks import BlockPool, Held
 from jackfield.engine.generation.cache import KVCache
@@ -20,7 +21,7 @@ from jackfield.engine.generation.runner import PagedRunner
 from jackfield.errors import ModelError
 from jackfield.settings import EngineSettings
 
-__all__ = ["paged_runner", "paged_states"]
+__all__ = ["cached_shapes", "cut_to_cache", "paged_runner", "paged_states"]
 
 MIB = 2**20
 CPU_CACHE_MIB = 512
@@ -53,6 +54,7 @@ def paged_runner(
     spec: ModelSpec,
     base: Any,
     head: LogitsHead,
+    shapes: list[tuple[int, int, int]],
     settings: EngineSettings,
     *,
     end_ids: tuple[int, ...],
@@ -60,14 +62,11 @@ def paged_runner(
     switch: int,
     rope_lock: threading.Lock,
     forward_args: dict[str, Any],
-) -> PagedRunner | None:
-    """The runner of a base whose attention goes through the registry; None if its layers are no attention alone.
+) -> PagedRunner:
+    """The runner of a base whose attention goes through the registry. shapes: what its layers cache.
 
-    Leaves the base with another attention than it had. Raises: ModelError when the cache has no room for a few tokens.
+    Raises: ModelError when the cache has no room for a few tokens.
     """
-    shapes = _cached_shapes(base, forward_args)
-    if shapes is None:
-        return None
     cache = _make_cache(spec, shapes, next(base.parameters()), settings)
     return PagedRunner(
         base,
@@ -81,6 +80,15 @@ def paged_runner(
         rope_lock=rope_lock,
         forward_args=forward_args,
     )
+
+
+def cut_to_cache(card: ModelCard, cache: KVCache) -> ModelCard:
+    """The card of a model whose longest text must fit into its cache."""
+    room = cache.num_blocks * cache.block_size
+    if room >= card.max_length:
+        return card
+    note = f"context of {card.max_length} tokens cut to the {room} that its cache holds ([engine] kv_cache_mib)"
+    return msgspec.structs.replace(card, max_length=room, notes=(*card.notes, note))
 
 
 def _make_cache(spec: ModelSpec, shapes: list[tuple[int, int, int]], like: torch.Tensor, settings: EngineSettings) -> KVCache:
@@ -126,11 +134,14 @@ def _apart(prompts: list[list[int]], switch: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _cached_shapes(base: Any, forward_args: dict[str, Any]) -> list[tuple[int, int, int]] | None:
-    """Key-value heads and the sizes of their keys and values, by layer; None for a model that is not made of numbered attention layers."""
+def cached_shapes(base: Any) -> list[tuple[int, int, int]] | None:
+    """Key-value heads and the sizes of their keys and values, by layer; None for a model that is not made of numbered attention layers.
+
+    Leaves the base with another attention than it had.
+    """
     _seen.clear()
     base.set_attn_implementation(PROBE)
     ids = torch.zeros(1, 1, dtype=torch.long, device=next(base.parameters()).device)
-    base(input_ids=ids, position_ids=ids, **forward_args)
+    base(input_ids=ids, position_ids=ids, use_cache=False)
     layers = int(getattr(base.config.get_text_config(), "num_hidden_layers", 0))
     return [_seen[layer] for layer in range(layers)] if layers and sorted(_seen) == list(range(layers)) else None

@@ -21,7 +21,7 @@ from jackfield.engine.attention import count_call, no_mask, packed_attention
 from jackfield.engine.generation.cache import KVCache
 from jackfield.engine.softcap import attention_with_softcap
 
-__all__ = ["PAGED", "Chunk", "PagedBatch", "paged_batch"]
+__all__ = ["PAGED", "Chunk", "PagedBatch", "attend_rows", "current_batch", "paged_batch"]
 
 PAGED = "jackfield_paged"
 # A group of decoding sequences holds lengths up to this many times its shortest: what is padded is less than a call more would cost.
@@ -51,11 +51,12 @@ class Chunk:
 class _Group:
     """Decoding sequences `[first:first + count]` of the row, of like length. masks: by window."""
 
-    __slots__ = ("count", "ends", "first", "table", "views")
+    __slots__ = ("count", "end", "ends", "first", "table", "views")
 
     def __init__(self, first: int, chunks: list[Chunk], block_size: int) -> None:
         self.first = first
         self.count = len(chunks)
+        self.end = first + self.count
         self.ends = torch.tensor([chunk.end for chunk in chunks])
         width = -(-chunks[-1].end // block_size)
         # Whoever is shorter reads a block of his own again, and the mask hides it.
@@ -169,53 +170,94 @@ def _attend(
     batch = _current.get(None)
     if batch is None:  # a batch of prompts that are to be read only
         return packed_attention(module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+    rows, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    cached = torch.cat([keys.flatten(1), values.flatten(1)], dim=1)
+    return attend_rows(batch, int(module.layer_idx), rows, cached, scaling, sliding_window, softcap)[None], None  # type: ignore[arg-type]
+
+
+def current_batch() -> PagedBatch | None:
+    """The step of this forward pass; None for a batch of prompts that are to be read only."""
+    return _current.get(None)
+
+
+def attend_rows(
+    batch: PagedBatch,
+    layer: int,
+    rows: torch.Tensor,
+    cached: torch.Tensor,
+    scaling: float | None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention of a step's tokens. rows: their queries `[T, heads, size]`. cached: their keys and values, as the cache takes them.
+
+    Returns `[T, heads, value size]`. window: a token sees those nearer than this only. What lies behind the batch's tokens is padding.
+    """
     count_call()
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    tokens_in = batch.num_tokens
-    batch.cache.write(layer, batch.slots, key[0].transpose(0, 1)[:tokens_in], value[0].transpose(0, 1)[:tokens_in])
-    rows = query[0].transpose(0, 1)
-    out = rows.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
-    out[tokens_in:] = 0  # what a caller has put behind the batch's tokens attends to nothing
-    for group in batch.groups:
-        table, tokens, mask = batch.group_view(group, sliding_window, query.dtype)
-        keys, values = batch.cache.read(layer, table)
-        part = slice(group.first, group.first + group.count)
-        out[part] = _decode(rows[part], keys[:, :tokens], values[:, :tokens], mask, scaling, softcap)
-    for number, (first, chunk) in enumerate(batch.prompts):
-        table, begin, end, mask = batch.prompt_view(number, sliding_window, query.dtype)
-        part = slice(first, first + chunk.length)
-        if mask is None and softcap is None:
-            keys, values = key[:, :, part], value[:, :, part]
-        else:
-            read_keys, read_values = batch.cache.read(layer, table)
-            keys, values = read_keys[:, : end - begin].transpose(1, 2), read_values[:, : end - begin].transpose(1, 2)
-        out[part] = _prefill(query[:, :, part], keys, values, mask, scaling, softcap)
-    return out[None], None
+    cache = batch.cache
+    cache.write(layer, batch.slots, cached if len(cached) == batch.num_tokens else cached[: batch.num_tokens])
+    parts = [
+        _decode(batch, layer, group, rows if group.count == len(rows) else rows[group.first : group.end], scaling, window, softcap)
+        for group in batch.groups
+    ]
+    parts += [
+        _prefill(batch, layer, number, rows[first : first + chunk.length], cached[first : first + chunk.length], scaling, window, softcap)
+        for number, (first, chunk) in enumerate(batch.prompts)
+    ]
+    padding = len(rows) - batch.num_tokens
+    if padding:
+        parts.append(parts[0].new_zeros(padding, *parts[0].shape[1:]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _decode(
-    rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, softcap: float | None
+    batch: PagedBatch,
+    layer: int,
+    group: _Group,
+    rows: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
-    """rows: `[count, heads, size]`; keys, values: `[count, tokens, key-value heads, size]`. The heads that share a key go together."""
-    heads = keys.shape[2]
-    query = rows.view(rows.shape[0], heads, -1, rows.shape[-1])
-    out = attention_with_softcap(query, keys.transpose(1, 2), values.transpose(1, 2), mask, scaling, softcap)
+    """One token of each of a group's sequences, in one call. The heads that share a key are the queries of one."""
+    table, tokens, mask = batch.group_view(group, window, rows.dtype)
+    keys, values = batch.cache.read(layer, table)
+    query = rows.view(rows.shape[0], keys.shape[1], -1, rows.shape[-1])
+    out = attention_with_softcap(query, keys[:, :, :tokens], values[:, :, :tokens], mask, scaling, softcap)
     return out.reshape(rows.shape[0], rows.shape[1], -1)
 
 
 def _prefill(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, softcap: float | None
+    batch: PagedBatch,
+    layer: int,
+    number: int,
+    rows: torch.Tensor,
+    cached: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
-    """query: `[1, heads, length, size]`; keys, values: `[1, key-value heads, tokens, size]`. Gives `[length, heads, size]`."""
+    """A piece of one prompt."""
+    table, begin, end, mask = batch.prompt_view(number, window, rows.dtype)
+    query = rows.transpose(0, 1)[None]
+    if mask is None:  # it begins its sequence, and needs nothing but itself
+        heads, key, value = batch.cache.shapes[layer]
+        keys, values = (part[None].transpose(1, 2) for part in _heads(cached, heads, key, value))
+    else:
+        keys, values = (states[:, :, : end - begin] for states in batch.cache.read(layer, table))
     if softcap is None:
         shared = query.shape[1] != keys.shape[1]
         out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=shared)
     else:
         if mask is None:
-            length = query.shape[2]
-            mask = torch.full((length, length), float("-inf"), dtype=query.dtype).triu_(1)
+            mask = torch.full((len(rows), len(rows)), float("-inf"), dtype=rows.dtype, device=rows.device).triu_(1)
         out = attention_with_softcap(query, keys, values, mask, scaling, softcap)
     return out[0].transpose(0, 1)
+
+
+def _heads(cached: torch.Tensor, heads: int, key: int, value: int) -> tuple[torch.Tensor, torch.Tensor]:
+    keys, values = cached.split_with_sizes((heads * key, heads * value), dim=-1)
+    return keys.view(*keys.shape[:-1], heads, key), values.view(*values.shape[:-1], heads, value)
 
 
 AttentionInterface.register(PAGED, _attend)

@@ -73,7 +73,10 @@ def test_a_file_sets_what_it_names(write: Write) -> None:
             "[engine]\nzzz = 1",
             "[engine]",
             "'zzz'",
-            "Known: heartbeat_s, lanes, max_restarts, max_wait_ms, mode, stall_s, threads, token_budget.",
+            (
+                "Known: heartbeat_s, kv_cache_mib, lanes, max_restarts, max_running, max_step_ms, max_wait_ms, mode, prefix_cache, "
+                "stall_s, threads, token_budget."
+            ),
         ),
     ],
     ids=["server", "nested", "engine", "table", "far from all"],

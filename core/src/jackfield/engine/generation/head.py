@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from jackfield.engine.known import KnownBase
+from jackfield.engine.linear import linear
 
 __all__ = ["LogitsHead", "logits_head"]
 
@@ -29,4 +30,8 @@ def logits_head(model: Any) -> LogitsHead:
     head = copy.copy(model)
     head.__dict__["_modules"] = dict(model.named_children())
     setattr(head, model.base_model_prefix, KnownBase())
+    output = model.get_output_embeddings()
+    for name, child in list(head.named_children()):
+        if child is output and type(child) is torch.nn.Linear:
+            setattr(head, name, linear(child))
     return LogitsHead(head)

@@ -1,7 +1,8 @@
 """Request bodies of real English in mixed lengths: the documentation topics that ship with CPython.
 
 `embed1` has one sentence a request, `embed32` thirty-two; `classify1` one, `score1` one pair, `rerank` twenty documents for a query, no
-document twice. The same seed gives the same bodies, so rounds and servers are comparable.
+document twice; `chat` one question, answered greedily by exactly 64 tokens. The same seed gives the same bodies, so rounds and servers are
+comparable.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
 
-__all__ = ["bodies", "model_folder", "pairs", "sentences"]
+__all__ = ["CHAT_TOKENS", "bodies", "chat_messages", "model_folder", "pairs", "sentences"]
 
 SEED = 7
+CHAT_TOKENS = 64
 MIN_CHARS, MAX_CHARS = 15, 1200
 
 
@@ -31,6 +33,9 @@ def sentences() -> list[str]:
 def bodies(kind: str, model: str) -> list[tuple[int, bytes]]:
     """(texts in it, body) of each request. Raises: ValueError for a kind that is not known."""
     texts = sentences()[:2000]
+    if kind == "chat":
+        options = {"model": model, "max_tokens": CHAT_TOKENS, "temperature": 0, "ignore_eos": True}
+        return [(1, json.dumps({"messages": messages, **options}).encode()) for messages in chat_messages()]
     if kind in ("score1", "rerank"):
         return [(len(group), json.dumps({"model": model, **_pair_fields(kind, group)}).encode()) for group in pairs(kind)]
     if kind in ("embed1", "classify1"):
@@ -40,6 +45,11 @@ def bodies(kind: str, model: str) -> list[tuple[int, bytes]]:
     else:
         raise ValueError(f"unknown workload {kind!r}")
     return [(1 if isinstance(given, str) else len(given), json.dumps({"model": model, "input": given}).encode()) for given in inputs]
+
+
+def chat_messages() -> list[list[dict[str, str]]]:
+    """The conversations of `chat`."""
+    return [[{"role": "user", "content": f"Explain in a few words: {text[:300]}"}] for text in sentences()[:200]]
 
 
 def pairs(kind: str) -> list[list[tuple[str, str]]]:

@@ -1,17 +1,32 @@
 """Variable-length attention: torch's `varlen_attn` on a GPU, and a reference of the same meaning for any device.
 
-The GPU path has NOT been run on a GPU yet: its kernel has no CPU version. `tests/engine/test_varlen.py` holds the reference equal to
-attention one sequence at a time on the CPU; `make test-gpu` holds the kernel equal to the reference where there is one.
+The GPU paths have NOT been run on a GPU yet: the kernel has no CPU version. `tests/engine/test_varlen.py` holds the references equal to
+attention one sequence at a time on the CPU; `make test-gpu` holds the kernel equal to the references where there is one.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-__all__ = ["varlen_attention", "varlen_reference"]
+__all__ = ["Paging", "paged_attention", "paged_reference", "varlen_attention", "varlen_reference"]
+
+
+class Paging(NamedTuple):
+    """Which queries and which pages belong to which of n sequences.
+
+    cu_seqlens: int32 `[n + 1]`, where each one's queries begin and the last end. used: int32 `[n]`, tokens in the pages, the queries' own
+    included. table: int32 `[n, pages]`, each one's pages in order, any page behind them. max_queries, max_used: of one sequence.
+    """
+
+    cu_seqlens: torch.Tensor
+    used: torch.Tensor
+    table: torch.Tensor
+    max_queries: int
+    max_used: int
 
 
 def varlen_attention(
@@ -82,3 +97,53 @@ def varlen_reference(
         )
         out[:, start:end] = part.transpose(1, 2)
     return out
+
+
+def paged_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, paging: Paging, scale: float | None, window: int | None = None
+) -> torch.Tensor:
+    """Causal attention of sequences whose keys and values lie in pages.
+
+    query: `[T, heads, dim]`, of each sequence its last tokens. keys, values: all pages, `[pages, page size, key-value heads, dim]`. window:
+    a token sees those nearer than this only. Returns `[T, heads, dim]`. Half precision on CUDA takes the kernel, everything else the
+    reference.
+    """
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  (only where there is a GPU)
+
+        out = varlen_attn(
+            query,
+            keys,
+            values,
+            paging.cu_seqlens,
+            None,
+            paging.max_queries,
+            paging.max_used,
+            scale=scale,
+            window_size=(-1 if window is None else window - 1, 0),
+            enable_gqa=query.shape[1] != keys.shape[2],
+            seqused_k=paging.used,
+            block_table=paging.table,
+            num_splits=1,
+        )
+        assert isinstance(out, torch.Tensor)
+        return out
+    return paged_reference(query, keys, values, paging, scale, window)
+
+
+def paged_reference(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, paging: Paging, scale: float | None, window: int | None = None
+) -> torch.Tensor:
+    """What `paged_attention` computes, one sequence at a time."""
+    parts: list[torch.Tensor] = []
+    for number, (start, end) in enumerate(pairwise(paging.cu_seqlens.tolist())):
+        used = int(paging.used[number])
+        own_keys, own_values = (pages[paging.table[number]].flatten(0, 1)[:used].transpose(0, 1)[None] for pages in (keys, values))
+        places = torch.arange(used, device=query.device)
+        distance = places[used - (end - start) :, None] - places[None, :]
+        mask = (distance >= 0) & (distance < (window or used))
+        own = query[start:end].transpose(0, 1)[None]
+        shared = own.shape[1] != own_keys.shape[1]
+        out = scaled_dot_product_attention(own, own_keys, own_values, attn_mask=mask, scale=scale, enable_gqa=shared)
+        parts.append(out[0].transpose(0, 1))
+    return torch.cat(parts)

@@ -11,6 +11,8 @@ __all__ = ["BLOCK_SIZE", "KVCache"]
 
 # Tokens a block on a CPU: small enough that little is wasted at a sequence's end, large enough that gathering copies whole lines.
 BLOCK_SIZE = 16
+# Pages of flash attention's second version have a multiple of this. No GPU has run it yet.
+GPU_BLOCK_SIZE = 256
 
 
 class KVCache:
@@ -21,13 +23,14 @@ class KVCache:
     """
 
     def __init__(self, shapes: list[tuple[int, int, int]], num_bytes: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.block_size = BLOCK_SIZE
+        self.block_size = BLOCK_SIZE if device.type == "cpu" else GPU_BLOCK_SIZE
         per_token = sum(heads * (key + value) for heads, key, value in shapes) * dtype.itemsize
         self.block_bytes = per_token * self.block_size
         self.num_blocks = num_bytes // self.block_bytes
         if self.num_blocks < 1:
             raise ValueError(f"a block of {self.block_size} tokens takes {self.block_bytes} bytes, and the cache has {num_bytes}")
         self.shapes = shapes
+        self.device = device
         tokens = self.num_blocks * self.block_size
         self._tokens = [_zeros((tokens, heads * (key + value)), dtype, device) for heads, key, value in shapes]
         self._blocks = [states.view(self.num_blocks, -1) for states in self._tokens]
@@ -42,6 +45,13 @@ class KVCache:
     def write(self, layer: int, slots: torch.Tensor, states: torch.Tensor) -> None:
         """states: `[tokens, heads * (key + value)]`, the keys of all heads and then their values, into the places that `slots` names."""
         self._tokens[layer].index_copy_(0, slots, states)
+
+    def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values of a layer, `[blocks, block size, heads, size]`, as they lie."""
+        heads, key, value = self.shapes[layer]
+        states = self._tokens[layer].view(self.num_blocks, self.block_size, -1)
+        keys, values = states.split_with_sizes((heads * key, heads * value), dim=-1)
+        return keys.view(*keys.shape[:-1], heads, key), values.view(*values.shape[:-1], heads, value)
 
     def read(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of sequences whose blocks are the rows of `table`: keys and values as `[sequences, heads, tokens, size]`, whole blocks."""

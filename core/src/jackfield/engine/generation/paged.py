@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from jackfield.engine.attention import count_call, no_mask, packed_attention
 from jackfield.engine.generation.cache import KVCache
 from jackfield.engine.softcap import attention_with_softcap
+from jackfield.engine.varlen import Paging, paged_attention
 
 __all__ = ["PAGED", "Chunk", "PagedBatch", "attend_rows", "current_batch", "paged_batch"]
 
@@ -87,7 +89,20 @@ class PagedBatch:
         self.groups = [_Group(first, self.chunks[first:end], size) for first, end in _groups([c.end for c in self.chunks[: len(decoding)]])]
         self.prompts = [(end - chunk.length, chunk) for end, chunk in zip(ends, self.chunks, strict=True) if chunk.length > 1]
         self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
-        self._tables: dict[tuple[int, int | None], tuple[torch.Tensor, int]] = {}
+        self.slots = self.slots.to(cache.device)
+
+    @cached_property
+    def paging(self) -> Paging:
+        """The same for the kernel of a GPU."""
+        widest = max(-(-chunk.end // self.cache.block_size) for chunk in self.chunks)
+        lengths, ends = [chunk.length for chunk in self.chunks], [chunk.end for chunk in self.chunks]
+        given = (
+            list(accumulate(lengths, initial=0)),
+            ends,
+            [(chunk.blocks + [chunk.blocks[0]] * widest)[:widest] for chunk in self.chunks],
+        )
+        starts, used, table = (torch.tensor(values, dtype=torch.int32, device=self.cache.device) for values in given)
+        return Paging(starts, used, table, max(lengths), max(ends))
 
     def positions(self) -> list[int]:
         """Of each token of the row."""
@@ -196,6 +211,24 @@ def attend_rows(
     count_call()
     cache = batch.cache
     cache.write(layer, batch.slots, cached if len(cached) == batch.num_tokens else cached[: batch.num_tokens])
+    parts = _attend_parts(batch, layer, rows, cached, scaling, window, softcap)
+    padding = len(rows) - batch.num_tokens
+    if padding:
+        parts.append(parts[0].new_zeros(padding, *parts[0].shape[1:]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_parts(
+    batch: PagedBatch,
+    layer: int,
+    rows: torch.Tensor,
+    cached: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> list[torch.Tensor]:
+    if batch.cache.device.type != "cpu" and softcap is None:
+        return [paged_attention(rows[: batch.num_tokens], *batch.cache.pages(layer), batch.paging, scaling, window)]
     parts = [
         _decode(batch, layer, group, rows if group.count == len(rows) else rows[group.first : group.end], scaling, window, softcap)
         for group in batch.groups
@@ -204,10 +237,7 @@ def attend_rows(
         _prefill(batch, layer, number, rows[first : first + chunk.length], cached[first : first + chunk.length], scaling, window, softcap)
         for number, (first, chunk) in enumerate(batch.prompts)
     ]
-    padding = len(rows) - batch.num_tokens
-    if padding:
-        parts.append(parts[0].new_zeros(padding, *parts[0].shape[1:]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts
 
 
 def _decode(

@@ -79,6 +79,8 @@ class GenerationScheduler:
         # By their order, the first first.
         self._waiting: list[Choice] = []
         self._running: list[Choice] = []
+        # Of the step that is being planned; whoever loses his blocks to another is in it no more.
+        self._planned: dict[Choice, Work] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
@@ -127,24 +129,26 @@ class GenerationScheduler:
 
     def plan(self, chunk_tokens: int) -> list[Work]:
         """The next step, empty when nothing can run. chunk_tokens: of prompts, at most; decoding choices come on top."""
-        works = [
-            Work(choice, choice.num_computed, 1, samples=True)
-            for choice in list(self._running)  # which shrinks where one takes another's blocks
-            if choice.num_missing == 1 and choice in self._running and self._make_room(choice, len(choice.token_ids))
-        ]
+        self._planned = {}
+        for choice in list(self._running):  # which shrinks where one takes another's blocks
+            if choice.num_missing == 1 and choice in self._running and self._make_room(choice, len(choice.token_ids)):
+                self._plan(choice, 1)
         left = chunk_tokens
         for choice in list(self._running):
             if left <= 0:
                 break
             if choice.num_missing > 1 and choice in self._running:
-                left -= self._chunk(choice, left, works)
+                left -= self._chunk(choice, left)
         while left > 0 and self._waiting and len(self._running) < self.max_running:
-            taken = self._admit(left, works)
+            taken = self._admit(left)
             if not taken:
                 break
             left -= taken
-        held = set(map(id, self._running))
-        return [work for work in works if id(work.choice) in held]  # whoever lost his blocks to another is not in it
+        works, self._planned = list(self._planned.values()), {}
+        return works
+
+    def _plan(self, choice: Choice, count: int) -> None:
+        self._planned[choice] = Work(choice, choice.num_computed, count, samples=count == choice.num_missing)
 
     def computed(self, work: Work) -> None:
         """A step has run: the tokens are in the cache."""
@@ -154,25 +158,25 @@ class GenerationScheduler:
         choice.num_computed = work.start + work.num_tokens
         self.pool.publish(choice.held, choice.token_ids.tobytes(), choice.num_computed)
 
-    def _chunk(self, choice: Choice, limit: int, works: list[Work]) -> int:
+    def _chunk(self, choice: Choice, limit: int) -> int:
         """Some of a prompt's tokens; as many as there are blocks for, without taking any from others."""
         count = min(choice.num_missing, limit)
         while count and not self.pool.grow(choice.held, choice.num_computed + count):
             room = self.pool.num_free * self.pool.block_size + len(choice.held.blocks) * self.pool.block_size - choice.num_computed
             count = min(count - 1, max(room, 0))
         if count:
-            works.append(Work(choice, choice.num_computed, count, samples=count == choice.num_missing))
-        elif not works and not self._decoding():  # prompts alone, that have taken all blocks from each other: the worst gives way
+            self._plan(choice, count)
+        elif not self._planned and not self._decoding():  # prompts alone, that have taken all blocks from each other: the worst gives way
             worst = self._running[-1]
             if worst is not choice:
                 self._preempt(worst)
-                return self._chunk(choice, limit, works)
+                return self._chunk(choice, limit)
         return count
 
     def _decoding(self) -> bool:
         return any(choice.num_missing == 1 for choice in self._running)
 
-    def _admit(self, limit: int, works: list[Work]) -> int:
+    def _admit(self, limit: int) -> int:
         """Let the first that may start; returns how many of its tokens run. One that finds no room lets nobody pass."""
         choice = next((one for one in self._waiting if not _follows(one)), None)
         if choice is None:
@@ -188,7 +192,7 @@ class GenerationScheduler:
         while missing + len(self._running) - 1 > self.pool.num_free and self._running[-1].priority > choice.priority:
             self._preempt(self._running[-1])
         fits = missing + len(self._running) - 1 <= self.pool.num_free or len(self._running) == 1
-        taken = self._chunk(choice, limit, works) if fits else 0
+        taken = self._chunk(choice, limit) if fits else 0
         if not taken and choice in self._running:
             self._put_back(choice)
         return taken
@@ -207,6 +211,7 @@ class GenerationScheduler:
         self._put_back(choice)
 
     def _put_back(self, choice: Choice) -> None:
+        self._planned.pop(choice, None)
         self._running.remove(choice)
         self.pool.release(choice.held)
         choice.num_computed = 0

@@ -9,7 +9,8 @@ def test_answers():
 
 from jackfield.testing.contract import ContractCase, contract_cases
 from jackfield.testing.engine import FakeEngine
+from jackfield.testing.events import read_events
 from jackfield.testing.server import RunningServer, make_client, make_server
 from jackfield.tiny import tiny_model
 
-__all__ = ["ContractCase", "FakeEngine", "RunningServer", "contract_cases", "make_client", "make_server", "tiny_model"]
+__all__ = ["ContractCase", "FakeEngine", "RunningServer", "contract_cases", "make_client", "make_server", "read_events", "tiny_model"]

@@ -19,7 +19,7 @@ from jackfield.endpoint import Endpoint, EndpointRegistry, Route
 from jackfield.errors import InternalError
 from jackfield.params import OPERATIONS
 from jackfield.plugins import installed_plugins, load_plugins
-from jackfield.testing import checks
+from jackfield.testing import checks, streams
 from jackfield.testing.bench import Bench, operations_of, paths_of
 from jackfield.testing.engine import FakeEngine
 from jackfield.testing.probe import StageProbe
@@ -114,3 +114,8 @@ def _cases(plugin: object, endpoint: Endpoint[Any, Any], route: Route) -> Iterat
         yield case(checks.a_client_that_leaves_ends_its_work)
         yield case(checks.engine_fault, engine=lambda: FakeEngine(fault=lambda request: InternalError("a fault on demand")))
         yield case(checks.engine_death)
+    if route.streams:
+        yield case(streams.a_stream_ends_well)
+        yield case(streams.a_stream_that_never_begins_is_an_error)
+        yield case(streams.a_stream_that_breaks_ends_with_the_error)
+        yield case(streams.a_client_that_leaves_a_stream_ends_its_work)

@@ -28,7 +28,7 @@ class FakeEngine:
     What it generates are the prompt's own tokens, then an end token, 0. Its sampled choices begin with different ones, by seed and number.
 
     `requests` collects what was submitted, `aborted` the ids of requests whose caller gave up. `hold()` keeps all requests waiting until
-    `go()`; `die()` makes it unavailable, as a dead process is.
+    `go()`, with `after` those that generate once they have said so many tokens; `die()` makes it unavailable, as a dead process is.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class FakeEngine:
         self._specs: dict[str, ModelSpec] = {}
         self._state = EngineHealth(state="stopped")
         self._holding = False
+        self._hold_after = 0
         self._waiting: set[asyncio.Event] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -83,9 +84,10 @@ class FakeEngine:
         self._state = EngineHealth(state="stopped")
         self.go()
 
-    def hold(self) -> None:
-        """Let no request finish from now on."""
+    def hold(self, *, after: int = 0) -> None:
+        """Let no request finish from now on. after: tokens that each choice of one that generates may say before."""
         self._holding = True
+        self._hold_after = after
 
     def go(self) -> None:
         """Let the held requests finish. Like `die`, to be called from any thread."""
@@ -120,9 +122,22 @@ class FakeEngine:
             for prompt, raw in enumerate(request.token_ids)
             for sample in range(params.n)
         }
+        try:
+            async for delta in self._grow(request, params, growing):
+                yield delta
+        except (asyncio.CancelledError, GeneratorExit):
+            if any((request.id, index) not in self.ended for index in growing):
+                self.aborted.append(request.id)
+            raise
+
+    async def _grow(self, request: EngineRequest, params: SamplingParams, growing: dict[int, list[int]]) -> AsyncIterator[Delta]:
+        """The deltas; what has ended leaves `growing`."""
         position = 0
         while growing:
             await asyncio.sleep(0)
+            if self._holding and self._hold_after and position >= self._hold_after:
+                await self._wait()
+                self._check_ready()
             if self.fault_after and position == self.fault_after and self.fault and (error := self.fault(request)):
                 raise error
             for index, tokens in list(growing.items()):
@@ -178,23 +193,30 @@ class FakeEngine:
     async def _admit(self, request: EngineRequest) -> None:
         self.requests.append(request)
         try:
-            if self._holding:
-                event = asyncio.Event()
-                self._waiting.add(event)
-                try:
-                    await event.wait()
-                finally:
-                    self._waiting.discard(event)
+            if self._holding and not (self._hold_after and isinstance(request.params, SamplingParams)):
+                await self._wait()
             if self.latency_s:
                 await asyncio.sleep(self.latency_s)
         except asyncio.CancelledError:
             self.aborted.append(request.id)
             raise
-        if self._state.state != "ready":
-            raise EngineUnavailable(f"The engine is {self._state.state}: {self._state.detail}.")
+        self._check_ready()
         error = self.fault(request) if self.fault is not None and not self.fault_after else None
         if error is not None:
             raise error
+
+    async def _wait(self) -> None:
+        """Until `go`."""
+        event = asyncio.Event()
+        self._waiting.add(event)
+        try:
+            await event.wait()
+        finally:
+            self._waiting.discard(event)
+
+    def _check_ready(self) -> None:
+        if self._state.state != "ready":
+            raise EngineUnavailable(f"The engine is {self._state.state}: {self._state.detail}.")
 
     def _output(self, operation: str, ids: bytes, params: PoolingParams) -> FloatArray:
         tokens = len(ids) // 4

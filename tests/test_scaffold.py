@@ -11,6 +11,7 @@ import pytest
 
 from jackfield.errors import ConfigError
 from jackfield.scaffold import KINDS, make_package
+from tests.conftest import Run
 
 RUFF = [sys.executable, "-m", "ruff"]
 
@@ -26,10 +27,19 @@ def test_a_package(tmp_path: Path, kind: str) -> None:
     assert project["name"] == "jackfield-my-own"
     assert set(project["entry-points"]["jackfield"]) == {"my_own"}
     table = tomllib.loads((folder / "jackfield.toml").read_text())
-    assert ("my_own" in table["endpoints"]) == (kind in ("pooling", "head"))
+    assert ("my_own" in table["endpoints"]) == (kind in ("pooling", "head", "generation"))
     for command in ([*RUFF, "check", "."], [*RUFF, "format", "--check", "."]):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command(run: Run, tmp_path: Path, kind: str) -> None:
+    """It knows every kind, and names the contract for those that it can be run over."""
+    code, out, err = run("new", "my_own", "--kind", kind, "--into", str(tmp_path / "made"))
+    assert (code, err) == (0, "")
+    assert ("pytest --jackfield-conformance=my_own" in out) == KINDS[kind].has_endpoint
+    assert f"{kind}:" in " ".join(run("new", "--help")[1].split())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jackfield.scaffold import KINDS
 from tests.checkpoints import save_sentence_transformer
 from tests.servers import served
 
@@ -80,7 +81,7 @@ def with_tools(python: Path) -> Path:
     return python
 
 
-@pytest.mark.parametrize("kind", ["pooling", "head", "cross-cutting", "model-source"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_new_package_passes_its_own_tests(with_tools: Path, tmp_path: Path, kind: str) -> None:
     commands = with_tools.parent
     name = f"my_{kind.replace('-', '_')}"
@@ -88,7 +89,7 @@ def test_a_new_package_passes_its_own_tests(with_tools: Path, tmp_path: Path, ki
     run(commands / "jackfield", "new", name, "--kind", kind, "--into", folder)
     run(with_tools, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", folder)
     run(commands / "mypy", "src", "tests", cwd=folder)
-    conformance = [f"--jackfield-conformance={name}"] if kind in ("pooling", "head") else []
+    conformance = [f"--jackfield-conformance={name}"] if KINDS[kind].has_endpoint else []
     said = run(with_tools, "-m", "pytest", "-q", *conformance, cwd=folder)
     assert ("median CPU time of stages" in said) == bool(conformance)
     assert run(commands / "jackfield", "check", cwd=folder).startswith("ok: 1 models (tiny)")

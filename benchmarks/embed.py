@@ -50,7 +50,7 @@ def round_of(dtype: str, slices: int, seconds: float) -> dict[str, Any]:
     """One round: limit and server in turn, a few seconds each, since the machine's own speed drifts; then memory."""
     limit = Limit(model_folder(), dtype, "texts")
     figures: dict[str, Any] = {"limit": [], "embed32_4": [], "embed1_32": [], "limit_one": [], "embed1_1": []}
-    with serving("config/quickstart.toml", "--set", f"models.minilm.dtype={dtype}") as server:
+    with serving("config/embeddings.toml", "--set", f"models.minilm.dtype={dtype}") as server:
         url = f"{server.url}/v1/embeddings"
         figures["ready_s"] = server.ready_s
         run_load(url, bodies("embed32", "minilm"), 4, seconds=3)

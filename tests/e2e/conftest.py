@@ -10,7 +10,7 @@ from tests.servers import Served, served
 
 
 @pytest.fixture(scope="session")
-def quickstart() -> Iterator[Served]:
-    """The server of the README's first command."""
-    with served("config/quickstart.toml") as server:
+def embedder() -> Iterator[Served]:
+    """A server of embeddings alone, which is there in seconds; that of the README's first command is in test_quickstart.py."""
+    with served("config/embeddings.toml") as server:
         yield server

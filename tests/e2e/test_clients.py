@@ -22,8 +22,8 @@ def vectors(minilm: str) -> np.ndarray:
     return np.asarray(SentenceTransformer(minilm, device="cpu").encode(TEXTS))
 
 
-def test_openai(quickstart: Served, vectors: np.ndarray) -> None:
-    client = openai.OpenAI(base_url=f"{quickstart.url}/v1", api_key="unused")
+def test_openai(embedder: Served, vectors: np.ndarray) -> None:
+    client = openai.OpenAI(base_url=f"{embedder.url}/v1", api_key="unused")
     every: list[dict[str, Any]] = [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}]
     for options in every:
         answer = client.embeddings.create(model="minilm", input=TEXTS, **options)
@@ -36,8 +36,8 @@ def test_openai(quickstart: Served, vectors: np.ndarray) -> None:
     assert [model.id for model in client.models.list()] == ["minilm"]
 
 
-def test_openai_errors(quickstart: Served) -> None:
-    client = openai.OpenAI(base_url=f"{quickstart.url}/v1", api_key="unused", max_retries=0)
+def test_openai_errors(embedder: Served) -> None:
+    client = openai.OpenAI(base_url=f"{embedder.url}/v1", api_key="unused", max_retries=0)
     with pytest.raises(openai.NotFoundError, match="no-such-model") as missing:
         client.embeddings.create(model="no-such-model", input="x")
     assert missing.value.param == "model"
@@ -45,15 +45,15 @@ def test_openai_errors(quickstart: Served) -> None:
         client.embeddings.create(model="minilm", input="word " * 900)
 
 
-async def test_openai_async(quickstart: Served, vectors: np.ndarray) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{quickstart.url}/v1", api_key="unused") as client:
+async def test_openai_async(embedder: Served, vectors: np.ndarray) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="unused") as client:
         answer = await client.embeddings.create(model="all-MiniLM-L6-v2", input=TEXTS)
     np.testing.assert_allclose([item.embedding for item in answer.data], vectors, atol=1e-5)
     assert answer.model == "minilm"
 
 
-def test_cohere(quickstart: Served, vectors: np.ndarray) -> None:
-    client = cohere.ClientV2(base_url=quickstart.url, api_key="unused")
+def test_cohere(embedder: Served, vectors: np.ndarray) -> None:
+    client = cohere.ClientV2(base_url=embedder.url, api_key="unused")
     kinds = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
     answer = client.embed(model="minilm", texts=TEXTS, input_type="search_document", embedding_types=kinds)
     forms: Any = answer.embeddings
@@ -71,7 +71,7 @@ def test_cohere(quickstart: Served, vectors: np.ndarray) -> None:
     assert answer.meta.billed_units.input_tokens == 20
 
 
-def test_langchain(quickstart: Served, vectors: np.ndarray) -> None:
-    model = OpenAIEmbeddings(model="minilm", base_url=f"{quickstart.url}/v1", api_key="unused", check_embedding_ctx_length=False)  # type: ignore[arg-type]
+def test_langchain(embedder: Served, vectors: np.ndarray) -> None:
+    model = OpenAIEmbeddings(model="minilm", base_url=f"{embedder.url}/v1", api_key="unused", check_embedding_ctx_length=False)  # type: ignore[arg-type]
     np.testing.assert_allclose(model.embed_documents(TEXTS), vectors, atol=1e-5)
     np.testing.assert_allclose(model.embed_query(TEXTS[0]), vectors[0], atol=1e-5)

@@ -20,7 +20,7 @@ import pytest
 
 from tests.servers import Served, served
 
-CONFIG = "config/quickstart.toml"
+CONFIG = "config/embeddings.toml"
 # Long enough that signals meet it in the engine: distinct, since equal prompts of a request are computed once.
 HEAVY = {"input": [f"{number} " + "word " * 230 for number in range(200)], "encoding_format": "base64"}
 LIGHT = {"input": "The cat sits outside"}

@@ -15,6 +15,11 @@ from jackfield.engine.conversion import converted
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests make or ship their models; a name that is looked up on a hub is a mistake
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the processors. Threads of one product wait for each other, and where another process has taken a processor a step takes
+    # ten times as long (benchmarks/ledger.md): two files of chat took 189 s with this, and had not ended after 280 s without.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("JACKFIELD_ENGINE__THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -134,7 +134,7 @@ def test_a_prompt_that_is_known(server: Served) -> None:
 
 def test_overload_is_told_before_anything_runs(config: str) -> None:
     with served(config, "--set", "server.max_queue_requests=2") as server, server.client() as client, ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(client.post, PATH, json={**LONG, "max_tokens": 200}) for _ in range(2)]
+        waiting = [pool.submit(client.post, PATH, json={**LONG, "max_tokens": 80}) for _ in range(2)]
         until(lambda: metric(client, 'jackfield_queue{unit="requests"}') == 2)
         refused = client.post(PATH, json=LONG)
         assert refused.status_code == 429

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,9 +49,10 @@ def greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
 class Driver:
     """An engine over one model, and what has come of its requests."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, quantization: Literal["", "int4"] = "", **settings: Any) -> None:
         self.engine = Engine(EngineSettings(**{"threads": 1, "lanes": 1, "kv_cache_mib": 4, **settings}))
-        self.cards: dict[str, ModelCard] = self.engine.load([ModelSpec(id=MODEL, path=str(folder))], lambda progress: None)
+        spec = ModelSpec(id=MODEL, path=str(folder), quantization=quantization)
+        self.cards: dict[str, ModelCard] = self.engine.load([spec], lambda progress: None)
         self.choices: dict[int, dict[int, Choice]] = defaultdict(dict)
         self.errors: dict[int, ServingError] = {}
         self.pooled: dict[int, PoolingOutputs] = {}

@@ -235,6 +235,7 @@ class App:
             source=settings.source,
             aliases=tuple(settings.aliases),
             dtype=settings.dtype,
+            quantization=settings.quantization,
             device=settings.device,
             engine=settings.engine,
             max_length=settings.max_length or None,

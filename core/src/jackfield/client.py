@@ -33,10 +33,11 @@ State = Literal["loading", "ready", "stuck", "dead", "stopped"]
 class ModelSpec(Struct, frozen=True, kw_only=True):
     """A model as the operator asked for it, its source already resolved to a local folder or file.
 
-    dtype: "auto" keeps float32 and runs half-precision checkpoints in bfloat16 where the device does. max_length: None takes it from the
-    files. engine: the name of the one that is to run it; empty: a plugin's that offers itself, else torch. matryoshka: True or a list of
-    sizes allows `dimensions` whatever the files say; None leaves it to them. options: for a plugin's engine. poolers: of plugins, that fit
-    this model: by operation, where their code is (`package.module:name`).
+    dtype: "auto" keeps float32 and runs half-precision checkpoints in bfloat16 where the device does. quantization: "int4" generates by the
+    file's own 4-bit weights where that is faster. max_length: None takes it from the files. engine: the name of the one that is to run it;
+    empty: a plugin's that offers itself, else torch. matryoshka: True or a list of sizes allows `dimensions` whatever the files say; None
+    leaves it to them. options: for a plugin's engine. poolers: of plugins, that fit this model: by operation, where their code is
+    (`package.module:name`).
     """
 
     id: str
@@ -44,6 +45,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     source: str = ""
     aliases: tuple[str, ...] = ()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["", "int4"] = ""
     device: str = "auto"
     engine: str = ""
     max_length: int | None = None

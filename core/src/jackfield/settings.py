@@ -79,6 +79,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     revision: str = ""
     aliases: list[str] = []
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["", "int4"] = ""
     device: str = "auto"
     engine: str = ""
     max_length: Annotated[int, Meta(ge=0)] = 0

@@ -7,6 +7,8 @@ Figures: benchmarks/ledger.md, "Steps that generate".
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +17,24 @@ from torch.nn.functional import gelu, silu
 from transformers.activations import GELUTanh, SiLUActivation
 
 from jackfield.engine.attention import Reach, attend
-from jackfield.engine.generation.paged import attend_rows, current_batch
+from jackfield.engine.blocks import Blocks
+from jackfield.engine.generation.paged import PagedBatch, attend_rows, current_batch
+from jackfield.engine.int4 import Call, Int4Linear, Product, find_limit, stored_blocks
 from jackfield.engine.linear import direct, linear, linear_of
+from jackfield.errors import ModelError
 
-__all__ = ["DecoderLayer", "replace_decoders"]
+__all__ = ["DecoderLayer", "quantize_decoders", "replace_decoders"]
+
+# The calls of a layer: query, key and value; out; gate and up; down.
+_Four = tuple[Call, Call, Call, Call]
+# The linear layers of each of the four products, as the files name them.
+_NAMES = (
+    ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    ["self_attn.o_proj"],
+    ["mlp.gate_proj", "mlp.up_proj"],
+    ["mlp.down_proj"],
+)
+_JOINED_NAMES = (["self_attn.qkv_proj"], ["self_attn.o_proj"], ["mlp.gate_up_proj"], ["mlp.down_proj"])
 
 # Classes whose forward pass is the one below, by name, so that no modelling file is imported for it. Those with a norm before and one after
 # each part, whose norms multiply by one more than their weight, are Gemma's.
@@ -36,6 +52,26 @@ def replace_decoders(base: Any) -> int:
         layers[position] = DecoderLayer(layer)
     base.rotary_emb = _Rotary(rotary)
     return len(layers)
+
+
+def quantize_decoders(base: Any, folder: Path, prefix: str) -> int:
+    """Give the layers of `replace_decoders` 4-bit products for steps of few tokens; returns up to how many, 0 where that is never faster.
+
+    folder: of the weights. prefix: of the base's names in it. Raises: ModelError, without the model's name.
+    """
+    layers: list[Any] = list(getattr(base, "layers", ()))
+    if not layers or not all(isinstance(layer, DecoderLayer) for layer in layers):
+        raise ModelError(f"4-bit products need layers of Llama's kind, and {type(base).__name__} runs with its own")
+    parameter = next(base.parameters())
+    if parameter.device.type != "cpu":
+        raise ModelError(f"4-bit products run on the CPU, and the model is on {parameter.device}")
+    with stored_blocks(folder) as read:
+        products = [layer.products(read, f"{prefix}layers.{number}", parameter.dtype) for number, layer in enumerate(layers)]
+    limit = find_limit([product for four in products for product in four], parameter.dtype)
+    for layer, four in zip(layers, products, strict=True):
+        qkv, out, gate_up, down = (product.few for product in four)
+        layer.use_few((qkv, out, gate_up, down), limit)
+    return limit
 
 
 def _is_known(layer: torch.nn.Module) -> bool:
@@ -120,8 +156,16 @@ class _NormedProduct(torch.nn.Module):
         if not self._folded:
             result: torch.Tensor = self._call(self._norm(states))
             return result
-        result = self._call(states).mul_(self._norm.factor(states))
+        return self._finished(self._call(states), states)
+
+    def _finished(self, result: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        result.mul_(self._norm.factor(states))
         return result if self._bias is None else result.add_(self._bias)
+
+    def of_few_bits(self, blocks: Blocks, dtype: torch.dtype) -> Call:
+        """The same from 4-bit weights, into which the norm's cannot be folded: 32 inputs share a scale."""
+        product, weight = Int4Linear(blocks, dtype=dtype), self._norm.weight.to(dtype)
+        return lambda states: self._finished(product(states * weight), states)
 
 
 class DecoderLayer(torch.nn.Module):
@@ -137,7 +181,11 @@ class DecoderLayer(torch.nn.Module):
         self._qkv = _NormedProduct(_Norm(layer.input_layernorm), inputs)
         self._gate_up = _NormedProduct(_Norm(before_mlp), gates)
         self._out, self._down = linear(own.o_proj), linear(mlp.down_proj)
-        self._calls = (self._qkv.forward, direct(self._out), self._gate_up.forward, direct(self._down))
+        self._biases = tuple(None if part.bias is None else part.bias.detach() for part in (own.o_proj, mlp.down_proj))
+        self._calls: _Four = (self._qkv.forward, direct(self._out), self._gate_up.forward, direct(self._down))
+        self._few: _Four = self._calls
+        self._limit = 0
+        self._stored = _JOINED_NAMES if kind in _JOINED else _NAMES
         self._size = own.head_dim
         self._kv_heads = own.config.num_key_value_heads
         self._heads = own.config.num_attention_heads
@@ -153,10 +201,27 @@ class DecoderLayer(torch.nn.Module):
         self._after = _Norm(layer.post_attention_layernorm) if kind in _GEMMA else None
         self._after_mlp = _Norm(layer.post_feedforward_layernorm) if kind in _GEMMA else None
 
+    def products(self, read: Callable[[list[str]], Blocks], name: str, dtype: torch.dtype) -> list[Product]:
+        """The four, with a form of 4 bits. read: the blocks of linear layers by their names. name: of this layer among them."""
+        qkv, out, gate_up, down = (read([f"{name}.{part}" for part in parts]) for parts in self._stored)
+        few: list[Call] = [
+            self._qkv.of_few_bits(qkv, dtype),
+            Int4Linear(out, self._biases[0], dtype=dtype),
+            self._gate_up.of_few_bits(gate_up, dtype),
+            Int4Linear(down, self._biases[1], dtype=dtype),
+        ]
+        sizes = [2 * q.shape[1] for q, _, _ in (qkv, out, gate_up, down)]
+        return [Product(*both) for both in zip(few, self._calls, sizes, strict=True)]
+
+    def use_few(self, calls: _Four, limit: int) -> None:
+        """Take these four in steps that generate and have up to `limit` tokens. Vectors are made by the plain ones, whatever the number."""
+        self._few, self._limit = calls, limit
+
     def forward(self, states: torch.Tensor, *args: Any, position_embeddings: Any, **kwargs: Any) -> torch.Tensor:
         """`[B, T, H]` to the same; B is 1 unless the model runs in buckets. What else is passed is about masks and caches: unused."""
-        qkv, out, gate_up, down = self._calls
-        attended = out(self._attend(qkv(states), position_embeddings))
+        batch = current_batch()
+        qkv, out, gate_up, down = self._few if batch is not None and states.shape[1] <= self._limit else self._calls
+        attended = out(self._attend(qkv(states), position_embeddings, batch))
         if self._after is not None:
             attended = self._after(attended)
         states = attended.add_(states)  # in place: the output of a product is nobody else's
@@ -167,7 +232,7 @@ class DecoderLayer(torch.nn.Module):
         result: torch.Tensor = more.add_(states)
         return result
 
-    def _attend(self, joined: torch.Tensor, positions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _attend(self, joined: torch.Tensor, positions: tuple[torch.Tensor, torch.Tensor], batch: PagedBatch | None) -> torch.Tensor:
         """joined: query, key and value of each token, `[1, T, heads + 2 * key-value heads, size]` flattened."""
         rows = joined.view(joined.shape[1], -1, self._size)
         turning = rows[:, : self._heads + self._kv_heads]
@@ -180,7 +245,6 @@ class DecoderLayer(torch.nn.Module):
             torch.addcmul(normed * cos, normed.roll(self._size // 2, -1), sin, out=turning)
         elif normed is not turning:
             turning.copy_(normed)
-        batch = current_batch()
         if batch is not None:
             query, cached = rows[:, : self._heads], rows[:, self._heads :].flatten(1)
             out = attend_rows(batch, self._layer, query, cached, self._scale, self._window, self._softcap)

@@ -1,48 +1,53 @@
 """Linear layers over 4-bit weights on a CPU: torch's weight-only product, from the blocks beside a converted folder (`blocks.py`).
 
-What it gives, measured on 2 cores with AVX-512 and AMX, torch 2.13, December 2026, on a machine with other work (microseconds of a layer,
-bfloat16, 4-bit against plain): 576 to 576 for 1 row 16 and 24, for 4 rows 26 and 25, for 16 rows 82 and 31; 576 to 1536 for 1 row 33 and
-32, for 4 rows 58 and 34. In float32 torch has no fast kernel: 375 against 28 for 1 row. So it saves memory, and time for a few rows of
-bfloat16 in layers that are larger than the cache.
+It reads a third of the bytes, and pays for it in arithmetic: for a few rows it is faster than the plain product, for many slower, and where
+that turns is measured at load. Figures: benchmarks/ledger.md, "Weights of 4 bits". In float32 torch has no fast kernel.
 
 Relative error of the product against the same weights in full: 1e-7 to 7e-7 in float32, 3e-3 in bfloat16, whose scales are rounded too.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
-from torch.nn.functional import linear
 
-from jackfield.engine.blocks import GROUP, INT4_FILE, dequantized
+from jackfield.engine.blocks import GROUP, INT4_FILE, Blocks
 from jackfield.errors import ModelError
 
-__all__ = ["ROWS", "Int4Linear", "use_int4"]
+__all__ = ["ROWS", "Call", "Int4Linear", "Product", "find_limit", "stored_blocks"]
 
 # The product wants so many outputs, or a multiple.
 ROWS = 16
+# Numbers of rows that are tried, and how often; how much faster 4 bits must be.
+TRIED = (1, 2, 4, 8, 16, 32)
+ROUNDS = 3
+GAIN = 0.95
+
+Call = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Int4Linear(torch.nn.Module):
+class Product(NamedTuple):
+    """A product of `size` inputs in two forms: of 4 bits, and the plain one."""
+
+    few: Call
+    many: Call
+    size: int
+
+
+class Int4Linear:
     """`[..., in]` to `[..., out]`, for activations of one dtype, which its bias has too.
 
-    q, scale, least: as `blocks.py` stores them. plain_from: the number of rows from which on a plain weight, kept beside, is faster;
-    None keeps none. Raises: ValueError for a number of outputs that the product does not take.
+    q, scale, least: as `blocks.py` stores them. Raises: ValueError for a number of outputs that the product does not take.
     """
 
-    def __init__(
-        self,
-        q: torch.Tensor,
-        scale: torch.Tensor,
-        least: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        dtype: torch.dtype = torch.float32,
-        plain_from: int | None = None,
-    ) -> None:
-        super().__init__()
+    def __init__(self, blocks: Blocks, bias: torch.Tensor | None = None, *, dtype: torch.dtype) -> None:
+        q, scale, least = blocks
         self.out_features, self.in_features = q.shape[0], 2 * q.shape[1]
         if self.out_features % ROWS:
             raise ValueError(f"4-bit products have a multiple of {ROWS} outputs, not {self.out_features}")
@@ -52,51 +57,62 @@ class Int4Linear(torch.nn.Module):
         zero = least.float() + 8 * scale.float()
         self._scales = torch.stack((scale.float().T, zero.T), dim=-1).to(dtype).contiguous()
         self._bias = None if bias is None else bias.detach().clone()  # a view would keep the whole file of weights mapped
-        self._plain_from = plain_from
-        self._plain = None if plain_from is None else dequantized((q, scale, least)).to(dtype)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """The product, with the bias added."""
         rows = states.reshape(-1, self.in_features)
-        if self._plain is not None and self._plain_from is not None and len(rows) >= self._plain_from:
-            return linear(states, self._plain, self._bias)
         result: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(  # noqa: SLF001
             rows.contiguous(), self._packed, GROUP, self._scales
         )
         if self._bias is not None:
-            result = result + self._bias
-        return result.reshape(*states.shape[:-1], self.out_features)
-
-    def extra_repr(self) -> str:
-        """What torch prints."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, plain_from={self._plain_from}"
+            result = result.add_(self._bias)
+        return result.view(*states.shape[:-1], self.out_features)
 
 
-def use_int4(model: torch.nn.Module, folder: Path, *, plain_from: int | None = None) -> int:
-    """Replace the linear layers of a loaded model, causal or its base, for which the folder has 4-bit blocks; returns how many.
+@contextmanager
+def stored_blocks(folder: Path) -> Iterator[Callable[[list[str]], Blocks]]:
+    """A function from the names of linear layers to their blocks, one below the other.
 
-    They take activations in the dtype of the weight that they replace. plain_from: see `Int4Linear`; None frees the plain weights.
-    Raises: ModelError, without the model's name, for a folder without blocks, or a model that is not on the CPU.
+    Raises: ModelError, without the model's name, for a folder without blocks; and the function, for a layer that has none.
     """
     path = folder / INT4_FILE
     if not path.is_file():
         raise ModelError(f"{folder} has no {INT4_FILE}: 4-bit products need a model from a GGUF file whose weights are Q4_0 or Q4_1")
-    device = next(model.parameters()).device
-    if device.type != "cpu":
-        raise ModelError(f"4-bit products run on the CPU, and the model is on {device}")
-    modules = dict(model.named_modules())
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    count = 0
     with safe_open(path, "pt") as stored:
-        for weight in sorted(name.removesuffix(".q") for name in stored.keys() if name.endswith(".q")):  # noqa: SIM118  (it is no dict)
-            layer = weight.removesuffix(".weight")
-            name = layer if layer in modules else layer.removeprefix(prefix)
-            module = modules.get(name)
-            if type(module) is not torch.nn.Linear or module.out_features % ROWS:
-                continue
-            q, scale, least = (stored.get_tensor(f"{weight}.{part}") for part in ("q", "scale", "min"))
-            if (module.out_features, module.in_features) != (q.shape[0], 2 * q.shape[1]):
-                raise ModelError(f"{path} holds {weight} of {q.shape[0]} x {2 * q.shape[1]}, and the model {tuple(module.weight.shape)}")
-            model.set_submodule(name, Int4Linear(q, scale, least, module.bias, dtype=module.weight.dtype, plain_from=plain_from))
-            count += 1
-    return count
+        names = set(stored.keys())
+
+        def read(layers: list[str]) -> Blocks:
+            missing = [name for name in layers if f"{name}.weight.q" not in names]
+            if missing:
+                raise ModelError(f"{missing[0]} is not stored in 4 bits (Q4_0 or Q4_1) in the file that the model came from")
+            q, scale, least = (torch.cat([stored.get_tensor(f"{name}.weight.{part}") for name in layers]) for part in ("q", "scale", "min"))
+            return q, scale, least
+
+        yield read
+
+
+@torch.inference_mode()
+def find_limit(products: list[Product], dtype: torch.dtype, *, clock: Callable[[], float] = time.perf_counter) -> int:
+    """The largest number of rows tried for which 4 bits are faster, here and now; 0 for none.
+
+    All products are run in turn, as a step does, so that none finds its weights in the processor's cache.
+    """
+    best = 0
+    for rows in TRIED:
+        inputs = [torch.ones(1, rows, product.size, dtype=dtype) for product in products]
+        few: list[float] = []
+        many: list[float] = []
+        for _ in range(ROUNDS):
+            few.append(_seconds([product.few for product in products], inputs, clock))
+            many.append(_seconds([product.many for product in products], inputs, clock))
+        if min(few) > GAIN * min(many):
+            break
+        best = rows
+    return best
+
+
+def _seconds(calls: list[Call], inputs: list[torch.Tensor], clock: Callable[[], float]) -> float:
+    started = clock()
+    for call, states in zip(calls, inputs, strict=True):
+        call(states)
+    return clock() - started

@@ -26,7 +26,7 @@ from jackfield.client import Execution, ModelCard, ModelSpec
 from jackfield.engine.attention import PACKED, calls_so_far
 from jackfield.engine.backends import PADDED, BackendModel, PaddedForward, load_backend
 from jackfield.engine.cpu import has_fast_bfloat16
-from jackfield.engine.decoders import replace_decoders
+from jackfield.engine.decoders import quantize_decoders, replace_decoders
 from jackfield.engine.files import ModelFiles, read_model_files
 from jackfield.engine.generation.head import LogitsHead, logits_head
 from jackfield.engine.generation.load import cached_shapes, cut_to_cache, paged_runner, paged_states
@@ -95,6 +95,8 @@ def load_model(spec: ModelSpec, settings: EngineSettings) -> ModelRunner:
         if runner.generator is None:
             runner.generator = PlainRunner(parts.whole, files.end_ids, runner.card.max_length)
             runner.card = msgspec.structs.replace(runner.card, execution="plain")
+    if spec.quantization:
+        _quantize(spec, files, runner, parts, trial, alone)
     states = runner.hidden(trial)
     spans = _spans(trial)
     if parts.head is not None:
@@ -162,8 +164,7 @@ def _packed(
             _set_attention(base, PAGED)
         why = _check(runner, trial, alone, half=runner.dtype != torch.float32)
         if not why and generator is not None:
-            states = paged_states(generator, [np.frombuffer(prompt, dtype=np.int32).tolist() for prompt in trial], files.rope_switch)
-            why = _difference(states.float(), alone, half=runner.dtype != torch.float32)
+            why = _paged_problem(generator, files, trial, alone, half=runner.dtype != torch.float32)
     except ModelError:
         raise
     except Exception as error:  # modelling code of many hands, called in a way of ours
@@ -172,6 +173,31 @@ def _packed(
         runner.generator = generator
         runner.card = cut_to_cache(runner.card, generator.cache)
     return runner, why
+
+
+def _quantize(spec: ModelSpec, files: ModelFiles, runner: ModelRunner, parts: _Parts, trial: list[bytes], alone: torch.Tensor) -> None:
+    """Let steps that generate take 4-bit products. Raises: ModelError where the model has none, or they change its results."""
+    if not isinstance(runner.generator, PagedRunner):
+        raise ModelError(f'model {spec.id!r}: quantization = "int4" is of models that generate, packed')
+    base: Any = parts.model
+    try:
+        limit = quantize_decoders(base, Path(files.transformer), f"{parts.whole.base_model_prefix}.")
+    except ModelError as error:
+        raise ModelError(f'model {spec.id!r}: quantization = "int4": {error}') from error
+    if problem := _paged_problem(runner.generator, files, trial, alone, half=True):
+        raise ModelError(f"model {spec.id!r}: its 4-bit weights do not give what its weights give: {problem}")
+    if limit:
+        note = f"steps of up to {limit} tokens of generation by the file's 4-bit weights"
+    else:
+        note = f"its 4-bit weights are slower here than its {runner.card.dtype} ones, and are not used"
+        log.warning("model %s: %s", spec.id, note)
+    runner.card = msgspec.structs.replace(runner.card, notes=(*runner.card.notes, note))
+
+
+def _paged_problem(generator: PagedRunner, files: ModelFiles, trial: list[bytes], alone: torch.Tensor, *, half: bool) -> str:
+    """How the trial differs when it is read in pieces, as prompts of a generation are."""
+    states = paged_states(generator, [np.frombuffer(prompt, dtype=np.int32).tolist() for prompt in trial], files.rope_switch)
+    return _difference(states.float(), alone, half=half)
 
 
 def _without_generation(card: ModelCard) -> ModelCard:
@@ -195,6 +221,8 @@ def load_on_backend(spec: ModelSpec, factory: str, settings: EngineSettings) -> 
 
 
 def _on_backend(spec: ModelSpec, files: ModelFiles, factory: str, settings: EngineSettings) -> BackendRunner:
+    if spec.quantization:
+        raise ModelError(f"model {spec.id!r}: quantization = {spec.quantization!r} is of the torch engine, and {factory} is to run it")
     device, folder = torch.device("cpu"), Path(files.transformer)
     files = msgspec.structs.replace(files, card=_without_generation(files.card))
     whole = _read_weights(spec, files, "auto")

@@ -37,6 +37,7 @@ source = "{minilm}"
 [models.smollm2]
 source = "{smollm2}"
 dtype = "{dtype}"
+quantization = "{quantization}"
 [endpoints.embed]
 models = ["minilm"]
 [endpoints.chat]
@@ -153,9 +154,10 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run and write benchmarks/results/chat-DTYPE.json."""
+    """Run and write benchmarks/results/chat-DTYPE.json, or chat-int4.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--quantization", choices=("int4",), default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slices", type=int, default=3)
     parser.add_argument("--dry", action="store_true", help="write no file")
@@ -163,7 +165,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
     with tempfile.TemporaryDirectory() as name:
         config = Path(name) / "server.toml"
-        config.write_text(CONFIG.format(minilm=model_folder(), smollm2=SMOLLM2, dtype=arguments.dtype))
+        config.write_text(CONFIG.format(minilm=model_folder(), smollm2=SMOLLM2, dtype=arguments.dtype, quantization=arguments.quantization))
         file = resolve_source("smollm2", SMOLLM2)
         folder = converted("smollm2", file, dtype=arguments.dtype, device="cpu", progress=lambda step: None)
         rounds = []
@@ -173,8 +175,9 @@ def main() -> None:
     for name, value in summary(rounds).items():
         print(f"{name:40} {value}")
     if not arguments.dry:
-        what = f"SmolLM2-135M-Instruct, {arguments.dtype}, {CHAT_TOKENS} new tokens"
-        write(f"chat-{arguments.dtype}", {"what": what, **machine(), "summary": summary(rounds), "rounds": rounds})
+        name = arguments.quantization or arguments.dtype
+        what = f"SmolLM2-135M-Instruct, {' '.join((arguments.dtype, arguments.quantization)).strip()}, {CHAT_TOKENS} new tokens"
+        write(f"chat-{name}", {"what": what, **machine(), "summary": summary(rounds), "rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ _ACTIVATED = (("dense", "intermediate_act_fn"), ("lin1", "activation"))
 
 
 def _pays(weight: torch.Tensor) -> bool:
-    """Only where it was measured: processors with AVX-512."""
+    """Only where it was measured: processors with AVX-512. oneDNN refuses float16 on those that have no products of it."""
+    if weight.dtype == torch.float16 and not cpu_flags() & {"avx512_fp16", "avx_ne_convert"}:
+        return False
     return weight.device.type == "cpu" and "avx512f" in cpu_flags() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from jackfield.engine.generation.best import greatest
 from jackfield.engine.generation.rows import Row, Sampled, uniform
 from jackfield.outputs import TokenLogprob
 from jackfield.params import SamplingParams
@@ -21,7 +22,7 @@ LEAST_LOGPROB = -9999.0
 
 def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
     """logits: `[rows, vocabulary]`, float32; changed in place. One token a row."""
-    best, greedy = logits.max(dim=-1)
+    best, greedy = greatest(logits)
     finite = best.isfinite().tolist()  # a NaN is the greatest of all
     # By the model's own logits, before anything changes them.
     told = [logits[i].log_softmax(dim=-1) if finite[i] and row.params.logprobs is not None else None for i, row in enumerate(rows)]
@@ -30,7 +31,7 @@ def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
         _change(logits[i], rows[i])
     barred: set[int] = set()
     if changed:
-        best, greedy[changed] = logits[changed].max(dim=-1)
+        best, greedy[changed] = greatest(logits[changed])
         barred = {i for i, value in zip(changed, best.tolist(), strict=True) if value == -math.inf}
     chosen = greedy.tolist()
     drawn = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature > 0 and i not in barred]

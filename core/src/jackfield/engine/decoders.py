@@ -119,7 +119,8 @@ class _Norm:
     def __init__(self, module: Any) -> None:
         """module: transformers'; Gemma's adds one to its weight."""
         weight = module.weight.detach()
-        self.weight = 1.0 + weight.float() if type(module).__name__.startswith("Gemma") else weight.float()
+        # A copy in any case: a view would keep the whole file of weights mapped.
+        self.weight = weight.float().add(1.0 if type(module).__name__.startswith("Gemma") else 0.0)
         eps = getattr(module, "variance_epsilon", None) or module.eps
         self._eps = torch.tensor([eps], dtype=torch.float32, device=weight.device)
         self._share = 1.0 / weight.shape[-1]
@@ -181,7 +182,7 @@ class DecoderLayer(torch.nn.Module):
         self._qkv = _NormedProduct(_Norm(layer.input_layernorm), inputs)
         self._gate_up = _NormedProduct(_Norm(before_mlp), gates)
         self._out, self._down = linear(own.o_proj), linear(mlp.down_proj)
-        self._biases = tuple(None if part.bias is None else part.bias.detach() for part in (own.o_proj, mlp.down_proj))
+        self._biases = tuple(None if part.bias is None else part.bias.detach().clone() for part in (own.o_proj, mlp.down_proj))
         self._calls: _Four = (self._qkv.forward, direct(self._out), self._gate_up.forward, direct(self._down))
         self._few: _Four = self._calls
         self._limit = 0

@@ -41,7 +41,7 @@ class _Settled(torch.nn.Module):
         """weight: the product's, `[vocabulary, H]`, row by row."""
         super().__init__()
         self._product = product
-        self._weight = weight.detach()
+        self._weight = weight  # the parameter itself: its data is copied out of the file later
         self._bias = None if bias is None else bias.detach().float()
         # Two outputs that are further apart than this share of the larger are so before rounding too.
         self._spacing = 2 * torch.finfo(weight.dtype).eps

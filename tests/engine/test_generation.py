@@ -8,6 +8,7 @@ from random import Random
 import pytest
 import torch
 
+from jackfield.engine.generation.runner import padded_rows
 from tests.checkpoints import CAUSAL, save_causal
 from tests.engine.generating import Driver, greedy, prompt_of
 
@@ -82,3 +83,23 @@ def test_the_same_tokens_whatever_else_goes_on(folder: Path, request: pytest.Fix
 def test_blocks_ran_out() -> None:
     """Else the test above has not tried what it says."""
     assert True in PREEMPTED
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2", "phi3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_file_of_weights_is_let_go(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    """Where a tensor lies in it, the whole file stays in memory beside the copies that faster layers have made."""
+    driver = Driver(save_causal(tmp_path / "mapped", kind, dtype=dtype))
+    assert driver.card.execution == "packed"
+    assert [line for line in Path("/proc/self/maps").read_text().splitlines() if "/mapped/" in line] == []
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 16, 17, 100, 1000])
+def test_padded_rows(count: int) -> None:
+    padded = padded_rows(count)
+    assert count <= padded <= max(count, 8) * 1.25
+    assert padded_rows(padded) == padded
+
+
+def test_there_are_few_numbers_of_rows() -> None:
+    assert len({padded_rows(count) for count in range(1, 1025)}) == 36

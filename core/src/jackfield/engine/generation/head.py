@@ -72,4 +72,6 @@ def _output(layer: torch.nn.Linear, *, tied: bool) -> torch.nn.Module:
     """tied: the weight stays as it is for the embeddings' sake, and may be reordered beside it; else it has to be row by row itself."""
     if layer.weight.dtype == torch.float32:
         return linear(layer)
+    if not tied:
+        layer.weight.data = layer.weight.data.clone()  # out of the file, which would stay mapped as a whole
     return _Settled(linear(layer) if tied else layer, layer.weight, layer.bias)

@@ -70,7 +70,8 @@ def quantize_decoders(base: Any, folder: Path, prefix: str) -> int:
     limit = find_limit([product for four in products for product in four], parameter.dtype)
     for layer, four in zip(layers, products, strict=True):
         qkv, out, gate_up, down = (product.few for product in four)
-        layer.use_few((qkv, out, gate_up, down), limit)
+        if limit:  # else they are let go
+            layer.use_few((qkv, out, gate_up, down), limit)
     return limit
 
 

@@ -100,7 +100,7 @@ class FakeEngine:
             event.set()
 
     def die(self, detail: str = "killed by a test") -> None:
-        """Be dead: what is held fails, later requests too, health says so."""
+        """Be dead: what is held or being said fails, later requests too, health says so."""
         self._state = EngineHealth(state="dead", detail=detail)
         self.go()
 
@@ -137,7 +137,7 @@ class FakeEngine:
             await asyncio.sleep(0)
             if self._holding and self._hold_after and position >= self._hold_after:
                 await self._wait()
-                self._check_ready()
+            self._check_ready()
             if self.fault_after and position == self.fault_after and self.fault and (error := self.fault(request)):
                 raise error
             for index, tokens in list(growing.items()):

@@ -33,10 +33,10 @@ def test_models_shows_who_would_serve_it(run: Run, model: str) -> None:
 
 
 def test_models_tells_nothing_that_loading_decides(run: Run, model: str) -> None:
-    _, out, _ = run("models", model, "--json")
+    _, out, _ = run("models", model, "--json", "--set", 'models."tiny-1.5".quantization=int4')
     (entry,) = json.loads(out)
     assert {"embed", "tokenize"} <= set(entry["endpoints"])
-    assert (entry["dtype"], entry["device"], entry["execution"]) == (None, None, None)
+    assert (entry["dtype"], entry["device"], entry["execution"], entry["quantization"]) == (None, None, None, "int4")
 
 
 def test_a_model_alone_takes_flags_and_variables(run: Run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

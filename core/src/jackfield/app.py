@@ -144,6 +144,7 @@ class App:
                     embedding_size=card.embedding_size,
                     execution=card.execution,
                     dtype=card.dtype,
+                    quantization=spec.quantization or None,
                     device=card.device,
                 )
             )

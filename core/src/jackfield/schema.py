@@ -5,13 +5,24 @@ A request type is a frozen, keyword-only struct whose fields carry their meaning
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 
 from jackfield.errors import BadRequest
 
-__all__ = ["ChatMessage", "ContentPart", "ErrorBody", "ErrorDetail", "Request", "TokenId", "Usage", "template_messages"]
+__all__ = [
+    "ChatMessage",
+    "ContentPart",
+    "ErrorBody",
+    "ErrorDetail",
+    "PastCall",
+    "PastFunction",
+    "Request",
+    "TokenId",
+    "Usage",
+    "template_messages",
+]
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, Meta(description="A token id of the model's vocabulary.")]
@@ -62,13 +73,30 @@ class ContentPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     refusal: str | None = None
 
 
+class PastFunction(Struct, frozen=True, kw_only=True):
+    """What was called."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    arguments: Annotated[str | dict[str, Any] | None, Meta(description="The text of an object, or the object; null is an empty one.")] = (
+        None
+    )
+
+
+class PastCall(Struct, frozen=True, kw_only=True):
+    """A call that an assistant has made. Templates see these fields and no others."""
+
+    function: PastFunction
+    id: Annotated[str | UnsetType, Meta(description="By which a tool's message answers it.")] = UNSET
+    type: Annotated[Literal["function"] | None, Meta(description="Null is `function`.")] = None
+
+
 class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message of a conversation, as chat templates take it."""
 
     role: Annotated[str, Meta(description="system, developer, user, assistant or tool, as the model's template knows them.")]
     content: Annotated[str | list[ContentPart] | None, Meta(description="A text, or parts of text; null is no text.")] = None
     name: Annotated[str | None, Meta(description="Of who speaks, for templates that write it.")] = None
-    tool_calls: Annotated[list[dict[str, Any]] | None, Meta(description="Calls that an assistant has made.")] = None
+    tool_calls: Annotated[list[PastCall] | None, Meta(description="Calls that an assistant has made.")] = None
     tool_call_id: Annotated[str | None, Meta(description="Of a tool's message: the call that it answers.")] = None
     reasoning: Annotated[str | None, Meta(description="What an assistant has thought, for templates that write it.")] = None
     reasoning_content: Annotated[str | None, Meta(description="The same as `reasoning`, by its older name.")] = None
@@ -91,6 +119,8 @@ def template_messages(messages: list[ChatMessage], *, param: str = "messages") -
         if isinstance(message.content, list):
             texts = [_text(part, f"{param}[{position}].content[{i}]") for i, part in enumerate(message.content)]
             fields["content"] = [{"type": "text", "text": text} for text in texts]
+        for call in fields.get("tool_calls") or ():
+            call["type"] = "function"
         converted.append(fields)
     return converted
 

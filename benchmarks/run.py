@@ -14,7 +14,7 @@ def main() -> None:
     """Run each in a process of its own; the first that fails ends the run."""
     dtypes = ["float32", "bfloat16"] if has_fast_bfloat16() else ["float32"]
     pooling = [[f"benchmarks.{name}", dtype] for name in ("embed", "heads") for dtype in dtypes]
-    chat = [["benchmarks.chat", dtype] for dtype in dtypes]
+    chat = [[f"benchmarks.{name}", dtype] for name in ("chat", "structured") for dtype in dtypes]
     engines = [["benchmarks.openvino", "--dtype", dtype] for dtype in dtypes]
     for module, *arguments in [
         *pooling,

@@ -183,7 +183,7 @@ def save_causal(folder: Path, kind: str, *, seed: int = 0, dtype: torch.dtype = 
     config_name, name, config = CAUSAL[kind]
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    model = getattr(transformers, name)(getattr(transformers, f"{config_name}Config")(**config, **more))
+    model = getattr(transformers, name)(getattr(transformers, f"{config_name}Config")(**{**config, **more}))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

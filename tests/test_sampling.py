@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,14 +12,20 @@ from msgspec import Struct, structs
 from jackfield import (
     Context,
     Endpoint,
+    Grammar,
     Route,
     SamplingParams,
     SamplingRequest,
     TextPrompt,
     check_generation,
+    choice_grammar,
+    json_grammar,
+    lark_grammar,
     make_sampling_params,
     prompt_limit,
+    regex_grammar,
 )
+from jackfield.grammar import checked_grammar
 from jackfield.testing import FakeEngine, RunningServer, make_server
 
 
@@ -133,6 +140,7 @@ def test_fields_reach_the_engine(server: RunningServer, body: dict[str, Any], ch
         {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "user": "me"},
         {"use_beam_search": False, "length_penalty": 1, "best_of": 1, "logits_processors": [], "kv_transfer_params": {}},
         {"response_format": {"type": "text"}, "n": 1, "best_of": 1},
+        {"response_format": {"type": "text", "json_schema": {}}},
         {"stream": False, "return_token_ids": False},
         {"no_such_field": 1},
     ],
@@ -169,8 +177,18 @@ def test_what_asks_for_nothing_passes(server: RunningServer, body: dict[str, Any
         *(("best_of", value) for value in (2, 0)),
         ("use_beam_search", True),
         ("length_penalty", 0.5),
-        *(("response_format", value) for value in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {}})),
-        ("structured_outputs", {"choice": ["a"]}),
+        *(("response_format", value) for value in ("json_object", {}, {"type": "xml"}, {"type": "json_schema"})),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": "x"}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "array", "uniqueItems": True}}}),
+        *(("structured_outputs", value) for value in ({}, {"json_object": False}, {"regex": "a", "choice": ["a"]})),
+        *(("structured_outputs", {name: ["x"]}) for name in ("json", "json_object", "regex", "grammar")),
+        *(("structured_outputs", {"choice": value}) for value in ([], [""], "a", ["a"] * 1001)),
+        *(("structured_outputs", {"json": value}) for value in ("{", "[]", "{'type': 'object'}", {"type": "nothing"})),
+        *(("structured_outputs", {"regex": value}) for value in ("(?=a)", "(", r"(a)\1")),
+        *(("structured_outputs", {"grammar": value}) for value in ("", "start: nosuch", "root ::= nosuch")),
+        ("structured_outputs", {"choice": ["a"], "structural_tag": {"type": "x"}}),
+        ("structured_outputs", {"json": {}, "disable_additional_properties": True}),
+        ("structured_outputs", {"json": {}, "whitespace_pattern": "("}),
         *((f"guided_{name}", "x") for name in ("json", "regex", "choice", "grammar", "decoding_backend", "whitespace_pattern")),
         *((name, ["x"]) for name in ("logits_processors", "prompt_embeds")),
         *((name, {"x": 1}) for name in ("repetition_detection", "kv_transfer_params")),
@@ -182,6 +200,57 @@ def test_what_is_refused_is_named(server: RunningServer, field: str, value: Any)
     error = post(server, {field: value}, 400)["error"]
     assert (error["param"] or "").partition("[")[0].partition(".")[0] == field, error
     assert len(error["message"]) < 500
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "grammar"),
+    [
+        ({"response_format": {"type": "json_object"}}, json_grammar({"type": "object"}, param="response_format")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": False, "schema": SCHEMA}}},
+            json_grammar(SCHEMA, param="response_format.json_schema.schema"),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            json_grammar({"type": "object"}, param="response_format.json_schema.schema"),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, json_grammar(SCHEMA, param="structured_outputs.json")),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, json_grammar(SCHEMA, param="structured_outputs.json")),
+        ({"structured_outputs": {"json": True}}, json_grammar({}, param="structured_outputs.json")),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?", "disable_any_whitespace": True}},
+            json_grammar(SCHEMA, param="structured_outputs.json", whitespace=" ?"),
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "disable_additional_properties": False}},
+            json_grammar({"type": "object"}, param="structured_outputs.json_object"),
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, regex_grammar("a+", param="structured_outputs.regex")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, choice_grammar(["a", "b"], param="structured_outputs.choice")),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, lark_grammar('start: "a"', param="structured_outputs.grammar")),
+        (
+            {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "text"}},
+            choice_grammar(["a"], param="structured_outputs.choice"),
+        ),
+    ],
+    ids=str,
+)
+def test_forms_of_text_reach_the_engine(server: RunningServer, body: dict[str, Any], grammar: Grammar) -> None:
+    assert params(server, **body) == structs.replace(NEUTRAL, grammar=checked_grammar(grammar))
+
+
+def test_one_form_of_text(server: RunningServer) -> None:
+    error = post(server, {"response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}}, 400)["error"]
+    assert (error["param"], "send one" in error["message"]) == ("structured_outputs", True)
+
+
+@pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "whitespace_pattern"])
+def test_older_names_say_what_they_are_called_now(server: RunningServer, name: str) -> None:
+    error = post(server, {f"guided_{name}": "x"}, 400)["error"]
+    assert error["message"] == f"guided_{name} is not served; send structured_outputs.{name}."
 
 
 def test_fields_of_streams(server: RunningServer) -> None:

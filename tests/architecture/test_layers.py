@@ -20,15 +20,19 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "jackfield"
 MSGSPEC = {"msgspec"}
 WORDS = {"cache", "client", "config", "errors", "inputs", "outputs", "params", "prompts", "schema", "settings"}
-CONTRACT = {"context", "endpoint", "hookspecs", "poolers"}
+CONTRACT = {"context", "endpoint", "hookspecs", "parsers", "poolers"}
 PIPELINE = {
     "admission",
     "binding",
     "blame",
+    "checker",
     "detokenization",
     "encoding",
     "generation",
+    "grammar",
+    "history",
     "pairing",
+    "parsing",
     "pipeline",
     "plugins",
     "rendering",
@@ -37,6 +41,7 @@ PIPELINE = {
     "stages",
     "tiny",
     "tokenization",
+    "trial",
     "watchdog",
 }
 ROOT_MODULES = {"app", "cli", "conformance", "logs", "scaffold", "serve", "testing", "worker"}
@@ -47,11 +52,27 @@ PUBLIC_ENGINE = {"jackfield.engine", "jackfield.engine.backends", "jackfield.eng
 LAYERS: dict[str, tuple[set[str], set[str] | None, set[str] | None]] = {
     "words": (WORDS, WORDS, {"msgspec", "numpy"}),
     "contract": (CONTRACT, WORDS | CONTRACT, {"msgspec", "pluggy"}),
-    "engine": ({"engine"}, WORDS | {"engine"}, {"gguf", "msgspec", "numpy", "safetensors", "tokenizers", "torch", "transformers"}),
+    "engine": (
+        {"engine"},
+        WORDS | {"engine"},
+        {"gguf", "llguidance", "msgspec", "numpy", "safetensors", "tokenizers", "torch", "transformers"},
+    ),
     "pipeline": (
         PIPELINE,
         WORDS | CONTRACT | PIPELINE,
-        {"huggingface_hub", "jinja2", "msgspec", "numpy", "orjson", "packaging", "pluggy", "safetensors", "tokenizers", "transformers"},
+        {
+            "huggingface_hub",
+            "jinja2",
+            "llguidance",
+            "msgspec",
+            "numpy",
+            "orjson",
+            "packaging",
+            "pluggy",
+            "safetensors",
+            "tokenizers",
+            "transformers",
+        },
     ),
     "http": ({"http"}, WORDS | CONTRACT | PIPELINE | {"http"}, {"litestar", "msgspec", "prometheus_client", "uvicorn"}),
     "root": (ROOT_MODULES, None, None),

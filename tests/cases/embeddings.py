@@ -187,10 +187,10 @@ def parallel_requests_keep_apart(bench: Bench) -> None:
 
 
 @case("A21")
-def lone_surrogates(bench: Bench) -> None:
-    """The second request waits for chat."""
+def lone_surrogates(bench: Bench, smol: Bench) -> None:
     raws = {number: step["raw_body"] for number, step in enumerate(steps("A21"))}
     bench.raw(PATH, raws[0].encode(), 400)
+    smol.raw("/v1/chat/completions", raws[1].encode(), 400)
     bench.raw("/tokenize", raws[2].encode(), 400)
     bench.raw(PATH, raws[3].encode(), 200)
     bench.raw(PATH, json.dumps({"model": "minilm", "input": "x\udcad"}).encode(), 400)

@@ -15,7 +15,8 @@ import tests.cases.embeddings
 import tests.cases.plugins
 import tests.cases.scoring
 import tests.cases.server
-import tests.cases.tokenization  # noqa: F401  (each registers its cases)
+import tests.cases.tokenization
+import tests.cases.tools  # noqa: F401  (each registers its cases)
 from tests.cases.bench import ENACTED
 
 __all__ = ["APART", "TOGETHER", "enact"]

@@ -31,11 +31,12 @@ def round_trip(bench: Bench) -> None:
 
 
 @case("E04")
-def chat_form(bench: Bench) -> None:
-    """Whether chat counts the same waits for chat."""
+def chat_form(bench: Bench, smol: Bench) -> None:
     generation, without, both, neither = (step["body"] for step in steps("E04"))
     tokens = bench.post("/tokenize", generation)["tokens"]
     assert len(tokens) == 31
+    chat = {"messages": generation["messages"], "max_tokens": 1}
+    assert smol.post("/v1/chat/completions", chat)["usage"]["prompt_tokens"] == 31
     assert tokens[-4:] == [1, 520, 9531, 198]
     assert bench.post("/tokenize", without)["count"] == 27
     bench.post("/tokenize", both, 400)
@@ -43,9 +44,10 @@ def chat_form(bench: Bench) -> None:
 
 
 @case("E06")
-def template_kwargs_cannot_override(bench: Bench) -> None:
-    """The second request waits for chat."""
-    assert bench.post("/tokenize", steps("E06")[0]["body"], 400)["error"]["param"] == "chat_template_kwargs"
+def template_kwargs_cannot_override(bench: Bench, smol: Bench) -> None:
+    first, second = (step["body"] for step in steps("E06"))
+    assert bench.post("/tokenize", first, 400)["error"]["param"] == "chat_template_kwargs"
+    assert smol.post("/v1/chat/completions", second, 400)["error"]["param"] == "chat_template_kwargs"
 
 
 @case("E07")

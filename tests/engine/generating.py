@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from jackfield.client import EngineRequest, ModelCard, ModelSpec
 from jackfield.engine.core import Engine
 from jackfield.errors import ServingError
+from jackfield.grammar import checked_grammar
 from jackfield.outputs import Choice, Delta, PoolingOutputs
-from jackfield.params import PoolingParams, SamplingParams
+from jackfield.params import Grammar, PoolingParams, SamplingParams
 from jackfield.settings import EngineSettings
 from tests.checkpoints import VOCAB
 
@@ -64,7 +65,10 @@ class Driver:
         return self.cards[MODEL]
 
     def submit(self, *prompts: list[int], priority: int = 0, cache_salt: str = "", **params: Any) -> int:
-        """Greedy and without an end token unless told otherwise; returns the request's id."""
+        """Greedy and without an end token unless told otherwise; returns the request's id. A grammar without a source is given its own."""
+        grammar: Grammar | None = params.get("grammar")
+        if grammar is not None and not grammar.source:
+            params["grammar"] = checked_grammar(grammar)
         given = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **params})
         return self._send(prompts, given, priority=priority, cache_salt=cache_salt)
 

@@ -37,10 +37,25 @@ from jackfield.errors import (
     Unauthorized,
     UnsupportedOperation,
 )
+from jackfield.grammar import choice_grammar, compose_grammar, json_grammar, lark_grammar, regex_grammar
 from jackfield.hookspecs import PLUGIN_API, Stream, Submit, hookimpl, stageimpl
 from jackfield.inputs import InputRequest, aliased, input_prompts
 from jackfield.outputs import Choice, Delta, FloatArray, PoolingOutputs, TokenLogprob, Vector, Vectors
-from jackfield.params import PoolingParams, SamplingParams
+from jackfield.params import Grammar, PoolingParams, SamplingParams
+from jackfield.parsers import (
+    CallArguments,
+    CallStart,
+    Dialect,
+    ReasoningParser,
+    ReasoningParserRegistry,
+    ReasoningStream,
+    ReasoningText,
+    Tool,
+    ToolParser,
+    ToolParserRegistry,
+    ToolPiece,
+    ToolStream,
+)
 from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
 from jackfield.sampling import (
@@ -65,6 +80,8 @@ __all__ = [
     "PLUGIN_API",
     "BadRequest",
     "BodyTooLarge",
+    "CallArguments",
+    "CallStart",
     "ChatMessage",
     "ChatPrompt",
     "Choice",
@@ -74,6 +91,7 @@ __all__ = [
     "Context",
     "DeadlineExceeded",
     "Delta",
+    "Dialect",
     "Draining",
     "EmptyPrompt",
     "Endpoint",
@@ -88,6 +106,7 @@ __all__ = [
     "ErrorBody",
     "ErrorDetail",
     "FloatArray",
+    "Grammar",
     "HeaderTooLarge",
     "InputRequest",
     "InternalError",
@@ -112,6 +131,10 @@ __all__ = [
     "Prompt",
     "PromptLogprob",
     "PromptTooLong",
+    "ReasoningParser",
+    "ReasoningParserRegistry",
+    "ReasoningStream",
+    "ReasoningText",
     "Request",
     "Route",
     "SamplingParams",
@@ -128,6 +151,11 @@ __all__ = [
     "TokenOutOfVocabulary",
     "TokenizedPrompt",
     "TokensPrompt",
+    "Tool",
+    "ToolParser",
+    "ToolParserRegistry",
+    "ToolPiece",
+    "ToolStream",
     "Unauthorized",
     "UnsupportedOperation",
     "Usage",
@@ -136,14 +164,19 @@ __all__ = [
     "aliased",
     "cache_folder",
     "check_generation",
+    "choice_grammar",
+    "compose_grammar",
     "convert_body",
     "hookimpl",
     "input_prompts",
+    "json_grammar",
+    "lark_grammar",
     "made_once",
     "make_sampling_params",
     "prompt_limit",
     "prompt_logprobs",
     "refuse_unserved",
+    "regex_grammar",
     "stageimpl",
     "template_messages",
     "token_name",

@@ -24,14 +24,17 @@ from jackfield.engine import local_engine
 from jackfield.engine.conversion import converted
 from jackfield.engine.cpu import usable_cpus
 from jackfield.engine.files import read_model_files
-from jackfield.errors import ConfigError, JackfieldError, ModelError, PluginError
+from jackfield.errors import BadRequest, ConfigError, JackfieldError, ModelError, PluginError
 from jackfield.http.app import HttpParts, build_http, check_routes
 from jackfield.http.metrics import Metrics
 from jackfield.http.shell import Shell
 from jackfield.http.system import ModelEntry
 from jackfield.logs import FloodGate, own_source
+from jackfield.parsing import check_parsers, choose_reasoning_parser, choose_tool_parser, collect_parsers
 from jackfield.pipeline import BoundModel, BoundRoute, Pipeline, engine_stream, engine_submit
 from jackfield.plugins import TORCH, LoadedEndpoint, Plugins, collect_poolers, fitting_poolers, load_plugins, plugin_tables
+from jackfield.prompts import ChatPrompt
+from jackfield.rendering import template_traits
 from jackfield.settings import Settings
 from jackfield.sources import resolve_source
 from jackfield.stages import Stages, check_endpoint, fold_stream, fold_submit
@@ -89,6 +92,8 @@ class App:
             raise ConfigError('No model is configured: add a table such as [models.NAME] with source = "...".')
         check_aliases(settings.models)
         self._poolers = collect_poolers(self.plugins)
+        self._parsers = collect_parsers(self.plugins)
+        check_parsers(settings.models, self._parsers)
         self.specs = {model: self._spec(model) for model in settings.models}
         self.engines: dict[str, EngineClient] = {}
         self._engine_of: dict[str, EngineClient] = {}
@@ -170,13 +175,7 @@ class App:
             for note in card.notes:
                 log.info("model %s: %s", model, note)
             self.models[model] = BoundModel(
-                model=Model(
-                    id=model,
-                    card=card,
-                    aliases=self.specs[model].aliases,
-                    tokenizer_info=tokenizer.info,
-                    has_chat_template=tokenizer.has_chat_template,
-                ),
+                model=self._model(model, card, tokenizer),
                 tokenizer=tokenizer,
                 engine=self._engine_of.get(model),
             )
@@ -187,14 +186,32 @@ class App:
         self._pipeline.not_ready = ""
         self.on_ready()
 
+    def _model(self, model: str, card: ModelCard, tokenizer: ModelTokenizer) -> Model:
+        settings, dialect = self.settings.models[model], tokenizer.dialect()
+        traits = template_traits(dialect.template)
+        return Model(
+            id=model,
+            card=card,
+            aliases=self.specs[model].aliases,
+            tokenizer_info=tokenizer.info,
+            has_chat_template=tokenizer.has_chat_template,
+            template_knows_tools=traits.knows_tools,
+            template_knows_calls=traits.knows_calls,
+            template_takes_system=_takes_system(tokenizer),
+            tool_parser=choose_tool_parser(self._parsers, model, settings.tool_parser, dialect),
+            reasoning_parser=choose_reasoning_parser(self._parsers, model, settings.reasoning_parser, dialect),
+            tokens_apart=tokenizer.tokens_apart,
+        )
+
     async def stop(self) -> None:
-        """End the engines and the tokenizer threads."""
+        """End the engines, the tokenizer threads and the process that tries grammars."""
         self._pipeline.not_ready = "it is shutting down"
         self._watchdog.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.stop_timeout_s):
                 await asyncio.gather(*(client.stop() for client in self.engines.values()))
         self._pool.close()
+        await self._pipeline.grammars.close()
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
@@ -379,6 +396,18 @@ class App:
 
     def _healths(self) -> dict[str, EngineHealth]:
         return {name: client.health() for name, client in self.engines.items()}
+
+
+def _takes_system(tokenizer: ModelTokenizer) -> bool:
+    """Whether the model's template takes a system message: some raise."""
+    if not tokenizer.has_chat_template:
+        return False
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    try:
+        tokenizer([ChatPrompt(messages=messages)])
+    except BadRequest:
+        return False
+    return True
 
 
 def _log_progress(step: Progress) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -11,6 +12,7 @@ from msgspec import Struct
 from jackfield.client import ModelCard
 from jackfield.errors import BadRequest
 from jackfield.outputs import Choice, PoolingOutputs
+from jackfield.parsers import ReasoningParser, ToolParser
 from jackfield.prompts import TokenizedPrompt
 from jackfield.schema import Usage
 from jackfield.settings import EndpointSettings
@@ -27,7 +29,10 @@ class Model(Struct, frozen=True, kw_only=True):
     """A model as an endpoint sees it.
 
     id is what answers carry, whichever alias the client used. tokenizer_info: the tokenizer's settings, for `/tokenizer_info`.
-    has_chat_template: whether a ChatPrompt can be rendered.
+    has_chat_template: whether a ChatPrompt can be rendered. template_knows_tools: whether its template shows tools to the model;
+    template_knows_calls: and calls that it has made; template_takes_system: whether it takes a system message.
+    tool_parser, reasoning_parser: how it writes calls and marks reasoning, None where that is not known or not wanted.
+    tokens_apart: by name, the tokens that are no text to a grammar.
     """
 
     id: str
@@ -35,6 +40,17 @@ class Model(Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     tokenizer_info: dict[str, Any] = {}
     has_chat_template: bool = False
+    template_knows_tools: bool = False
+    template_knows_calls: bool = False
+    template_takes_system: bool = True
+    tool_parser: ToolParser | None = None
+    reasoning_parser: ReasoningParser | None = None
+    tokens_apart: dict[str, int] = {}
+
+    def literal(self, text: str) -> str:
+        """How a grammar's rules write a text: as the token that it is, where this tokenizer has one that is no text, else in quotes."""
+        token_id = self.tokens_apart.get(text)
+        return json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
 
     def instruction(self, name: str | None, *, param: str = "prompt_name") -> str:
         """The instruction of that name, which goes before a text; without a name the model's default, or nothing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 
 from tokenizers import Tokenizer
@@ -19,8 +19,8 @@ _INCOMPLETE = "\ufffd"
 class TextStream:
     """The text of one choice.
 
-    prompt_ids: what comes before. skip_special_tokens: leave special tokens out. stop: texts that end it; include_stop keeps the one that
-    did in the text. `stopped_by`: that one, once it was met; what comes afterwards is ignored.
+    prompt_ids: what comes before. hidden: tokens that are left out. stop: texts that end it; include_stop keeps the one that did in the
+    text. `stopped_by`: that one, once it was met; what comes afterwards is ignored.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class TextStream:
         tokenizer: Tokenizer,
         prompt_ids: Sequence[int] = (),
         *,
-        skip_special_tokens: bool = True,
+        hidden: Collection[int] = (),
         stop: Sequence[str] = (),
         include_stop: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._ids = list(prompt_ids[-CONTEXT:])
+        self._hidden = hidden
+        self._ids = [token_id for token_id in prompt_ids[-CONTEXT:] if token_id not in hidden]
         # `[done:read]` has been decoded and given, and is decoded again beside what comes next: the difference is new text.
         self._done = 0
         self._read = len(self._ids)
@@ -50,7 +50,8 @@ class TextStream:
         for token_id in token_ids:
             if self.stopped_by is not None:
                 break
-            self._ids.append(token_id)
+            if token_id not in self._hidden:
+                self._ids.append(token_id)
             text += self._release(self._fresh(final=False), may_stop=may_stop)
         return text
 
@@ -74,7 +75,7 @@ class TextStream:
         return fresh
 
     def _decode(self, start: int, end: int) -> str:
-        text: str = self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip)
+        text: str = self._tokenizer.decode(self._ids[start:end], skip_special_tokens=False)
         return text
 
     def _release(self, fresh: str, *, may_stop: bool) -> str:

@@ -145,8 +145,8 @@ class _Growing:
             count += 1
             self._num_tokens += 1
             # A token that ends the choice is no part of its text, whatever it would read as.
-            is_end = count == len(delta.token_ids) and delta.finish_reason == "stop" and not self._params.include_stop
-            if not is_end:
+            is_last = count == len(delta.token_ids) and delta.finish_reason == "stop"
+            if not is_last or delta.ends_in_text or self._params.include_stop:
                 text += self._text.add([token_id], may_stop=self._num_tokens >= self._params.min_tokens)
             if self.stopped:
                 break

@@ -17,6 +17,7 @@ from jackfield.context import Context
 from jackfield.endpoint import Endpoint, EndpointRegistry
 from jackfield.outputs import Delta, PoolingOutputs
 from jackfield.params import PoolingParams, SamplingParams
+from jackfield.parsers import ReasoningParserRegistry, ToolParserRegistry
 from jackfield.poolers import PoolerRegistry
 from jackfield.prompts import Prompt
 from jackfield.settings import EngineSettings
@@ -72,6 +73,20 @@ class AppHooks:
         """Add operations that the torch engine computes for this plugin's endpoints.
 
         `registry.add("name", "package.module:factory", fits=...)`; see `jackfield.PoolerRegistry`.
+        """
+
+    @hookspec
+    def jackfield_tool_parsers(self, registry: ToolParserRegistry) -> None:
+        """Add families of models by how they write calls of tools.
+
+        `registry.add("name", make, fits=...)`; see `jackfield.ToolParserRegistry` and `jackfield.ToolParser`.
+        """
+
+    @hookspec
+    def jackfield_reasoning_parsers(self, registry: ReasoningParserRegistry) -> None:
+        """Add families of models by how they mark their reasoning.
+
+        `registry.add("name", make, fits=...)`; see `jackfield.ReasoningParserRegistry` and `jackfield.ReasoningParser`.
         """
 
     @hookspec(firstresult=True)

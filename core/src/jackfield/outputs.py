@@ -54,7 +54,8 @@ class Delta(Struct, frozen=True, kw_only=True):
 
     index: which choice (prompt * n + sample). token_ids: the new tokens; an end token is the last of them. text: what is certain of the
     text by now, filled by the core: whole characters, and nothing that may be part of a stop text. logprobs: one a token, where asked for.
-    stop_reason: the stop text or the stop token's id that ended the choice, None for the model's own end.
+    stop_reason: the stop text or the stop token's id that ended the choice, None for the model's own end. ends_in_text: the choice stops,
+    and its last token is text and no end token, since its grammar was whole with it.
 
     On the first delta of a choice: num_cached_tokens, of the prompt those that were not computed again. On the first of a prompt's first
     choice, which comes before any of its other choices: prompt_logprobs, where asked for, one a token of the prompt, None for its first.
@@ -66,6 +67,7 @@ class Delta(Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    ends_in_text: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 

@@ -1,6 +1,6 @@
 """The life of a request between the HTTP handler and the engine: one fixed order for every endpoint, every await of it here.
 
-    admission -> preprocess -> parameters -> tokenize -> validate -> charge tokens -> engine -> build_response -> encode -> finished
+    admission -> preprocess -> tokenize -> parameters -> validate -> charge tokens -> engine -> build_response -> encode -> finished
 
 What can be decided once is bound at start-up (`BoundRoute`); the request only runs it.
 """
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, structs
 
 from jackfield.admission import Admission, Ticket
+from jackfield.checker import GrammarChecker
 from jackfield.client import EngineClient, EngineRequest, ModelCard
 from jackfield.context import Context, Model
 from jackfield.encoding import BodyDecoder, check_finite, encode_response, num_numbers
@@ -132,6 +133,7 @@ class Pipeline:
         self.default_deadline_s = default_deadline_s
         self.clamp_max_tokens = clamp_max_tokens
         self.not_ready = ""
+        self.grammars = GrammarChecker()
         self._observe = observe
         self._blame = blame
 
@@ -240,16 +242,18 @@ class Pipeline:
         prompts = await self._stage(call, "preprocess", stages.preprocess)
         if len(prompts) > self.max_prompts:
             raise BadRequest(f"The request has {len(prompts)} prompts; this server takes {self.max_prompts} ([server] max_prompts).")
-        params = await self._stage(call, stages.params_stage(ctx), stages.params) if ctx.operation is not None else None
         prepared = time.monotonic()
         ctx.timings_s["preprocess"] = prepared - started
         if prompts:
             ctx.prompts = await self.tokenizers.tokenize(call.model.tokenizer, prompts)
             ctx.timings_s["tokenize"] = time.monotonic() - prepared
-        if params is None:
+        if ctx.operation is None:
             return None
+        params = await self._stage(call, stages.params_stage(ctx), stages.params)
         _check_prompts(ctx)
         params = self._complete(params, call)
+        if isinstance(params, SamplingParams) and params.grammar is not None:
+            params = structs.replace(params, grammar=await self.grammars.check(params.grammar))
         self.admission.charge(call.ticket, ctx.num_prompt_tokens)
         prefixes = [prompt.prefix_length for prompt in ctx.prompts]
         segments = [prompt.segment for prompt in ctx.prompts]

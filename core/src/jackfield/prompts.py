@@ -72,7 +72,8 @@ class ChatPrompt(Prompt, frozen=True, kw_only=True):
 
     A message is a dict with a role and a content, which is a text, None, or a list of parts (`{"type": "text", "text": ...}`). Templates
     that go through parts get parts, others their texts joined by line ends. The name of a special token within what a client wrote stays
-    text. continue_final_message: the prompt ends with the last message's content, white space included.
+    text; so do marks (`<tool_call>`, `</think>`), but for those in the content of an assistant.
+    continue_final_message: the prompt ends with the last message's content, white space included; its calls are left out.
     template_kwargs are variables for the template; they never override an argument of the server's own (`messages`, `tokenize`, ...).
     chat_template: another template than the model's own; it is a program, so it must come from whoever runs the server.
     """
@@ -94,6 +95,8 @@ class TokenizedPrompt(Struct, frozen=True, kw_only=True):
     part of a pair (0 for no pair). num_cut: tokens that truncation has left out.
     text, token_strs, token_texts, offsets: filled where the prompt asked for them. An offset is where a token begins in the prompt's text
     and where it ends, in characters (Unicode code points); None for a special token of the frame, and for one of the prefix.
+    tail: the end of a conversation's rendered text, 64 characters; a template may have begun the answer (`<think>`). Names of special
+    tokens that a client wrote are U+FFFD in it, since they are no such tokens.
     """
 
     token_ids: list[int]
@@ -104,4 +107,5 @@ class TokenizedPrompt(Struct, frozen=True, kw_only=True):
     token_strs: list[str] | None = None
     token_texts: list[str] | None = None
     offsets: list[tuple[int, int] | None] | None = None
+    tail: str = ""
     param: str | None = None

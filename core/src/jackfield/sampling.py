@@ -7,21 +7,26 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from jackfield.context import Model
 from jackfield.errors import BadRequest
+from jackfield.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from jackfield.outputs import TokenLogprob
-from jackfield.params import SamplingParams
+from jackfield.params import Grammar, SamplingParams
 from jackfield.schema import Request
 
 __all__ = [
     "FINGERPRINT",
     "MIN_LOGPROB",
     "PromptLogprob",
+    "ResponseFormat",
     "SamplingRequest",
     "StreamOptions",
+    "StructuredOutputs",
     "check_generation",
+    "make_grammar",
     "make_sampling_params",
     "prompt_limit",
     "prompt_logprobs",
@@ -48,6 +53,38 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
     include_usage: Annotated[bool | None, Meta(description="Whether a last chunk, of no choices, has the usage; default false.")] = None
     continuous_usage_stats: Annotated[bool | None, Meta(description="Whether every chunk has the usage up to there; default false.")] = None
+
+
+class JsonSchema(Struct, frozen=True, kw_only=True):
+    """A schema by OpenAI's name for it."""
+
+    schema: Annotated[dict[str, Any] | None, Meta(description="The JSON schema; any object when left out.")] = None
+    name: Annotated[str | None, Meta(description="Accepted; not used.")] = None
+    description: Annotated[str | None, Meta(description="Accepted; not used.")] = None
+    strict: Annotated[bool | None, Meta(description="Accepted: a schema is always kept to, or refused.")] = None
+
+
+class ResponseFormat(Struct, frozen=True, kw_only=True):
+    """What form the text has."""
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="`json_schema` needs the field of that name.")]
+    json_schema: Annotated[JsonSchema | None, Meta(description="Of the type `json_schema`.")] = None
+
+
+class StructuredOutputs(Struct, frozen=True, kw_only=True):
+    """One form of text."""
+
+    json: Annotated[dict[str, Any] | bool | str | None, Meta(description="A JSON schema, or the text of one.")] = None
+    json_object: Annotated[bool | None, Meta(description="Any JSON object.")] = None
+    regex: Annotated[str | None, Meta(description="A pattern of the whole text, of Rust's regex crate.")] = None
+    choice: Annotated[list[str] | None, Meta(description="The texts that it may be.")] = None
+    grammar: Annotated[str | None, Meta(description="Rules in llguidance's dialect of Lark, or in GBNF.")] = None
+    structural_tag: Annotated[Any, Meta(description="Refused.")] = None
+    whitespace_pattern: Annotated[
+        str | None, Meta(description="Of JSON: what may be between its parts; by default it is on one line, with a space after , and :.")
+    ] = None
+    disable_any_whitespace: Annotated[bool | None, Meta(description="Accepted: JSON has no other white space by default.")] = None
+    disable_additional_properties: Annotated[bool | None, Meta(description="Refused when true; the schema says it.")] = None
 
 
 class SamplingRequest(Request, frozen=True, kw_only=True):
@@ -117,14 +154,14 @@ class SamplingRequest(Request, frozen=True, kw_only=True):
     best_of: Annotated[int | None, Meta(description="Refused above `n`: what is sampled is given.")] = None
     use_beam_search: Annotated[bool | None, Meta(description="Refused when true.")] = None
     length_penalty: Annotated[float | None, Meta(description="Of beam search; refused but for 1.")] = None
-    response_format: Annotated[dict[str, Any] | None, Meta(description="Refused but for the type `text`.")] = None
-    structured_outputs: Annotated[dict[str, Any] | None, Meta(description="Refused.")] = None
-    guided_json: Annotated[Any, Meta(description="Refused.")] = None
-    guided_regex: Annotated[Any, Meta(description="Refused.")] = None
-    guided_choice: Annotated[Any, Meta(description="Refused.")] = None
-    guided_grammar: Annotated[Any, Meta(description="Refused.")] = None
+    response_format: Annotated[ResponseFormat | None, Meta(description="What form the text has: any, JSON, or JSON of a schema.")] = None
+    structured_outputs: Annotated[StructuredOutputs | None, Meta(description="vLLM's way to ask for it: exactly one of its forms.")] = None
+    guided_json: Annotated[Any, Meta(description="Refused; `structured_outputs.json` is its name now.")] = None
+    guided_regex: Annotated[Any, Meta(description="Refused; `structured_outputs.regex` is its name now.")] = None
+    guided_choice: Annotated[Any, Meta(description="Refused; `structured_outputs.choice` is its name now.")] = None
+    guided_grammar: Annotated[Any, Meta(description="Refused; `structured_outputs.grammar` is its name now.")] = None
     guided_decoding_backend: Annotated[Any, Meta(description="Refused.")] = None
-    guided_whitespace_pattern: Annotated[Any, Meta(description="Refused.")] = None
+    guided_whitespace_pattern: Annotated[Any, Meta(description="Refused; `structured_outputs.whitespace_pattern` is its name now.")] = None
     logits_processors: Annotated[Any, Meta(description="Refused.")] = None
     prompt_embeds: Annotated[Any, Meta(description="Refused.")] = None
     repetition_detection: Annotated[Any, Meta(description="Refused.")] = None
@@ -136,8 +173,6 @@ class SamplingRequest(Request, frozen=True, kw_only=True):
 UNSERVED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -150,6 +185,8 @@ UNSERVED: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "kv_transfer_params": ({},),
 }
+# vLLM's older names, and where it has what they ask for now.
+_NOW = {f"guided_{name}": f"structured_outputs.{name}" for name in ("json", "regex", "choice", "grammar", "whitespace_pattern")}
 
 
 def refuse_unserved(request: Request, unserved: Mapping[str, tuple[Any, ...]]) -> None:
@@ -161,7 +198,8 @@ def refuse_unserved(request: Request, unserved: Mapping[str, tuple[Any, ...]]) -
         value = getattr(request, name)
         if value is not None and value not in harmless:
             besides = f" but for {' and '.join(map(repr, harmless))}" if harmless else ""
-            raise BadRequest(f"{name} is not served{besides}; leave it out.", param=name)
+            what_to_do = f"send {_NOW[name]}" if name in _NOW else "leave it out"
+            raise BadRequest(f"{name} is not served{besides}; {what_to_do}.", param=name)
 
 
 def check_generation(request: SamplingRequest) -> None:
@@ -224,7 +262,59 @@ def make_sampling_params(
         logprobs=logprobs,
         logprob_token_ids=tuple(request.logprob_token_ids or ()),
         prompt_logprobs=prompt_logprobs,
+        grammar=make_grammar(request),
     )
+
+
+def make_grammar(request: SamplingRequest) -> Grammar | None:
+    """What the request's text has to match: of `response_format` or `structured_outputs`. Raises: BadRequest naming the field."""
+    form, other = request.response_format, request.structured_outputs
+    if form is not None and form.type != "text":
+        if other is not None:
+            raise BadRequest(
+                "response_format and structured_outputs both say what form the text has; send one.", param="structured_outputs"
+            )
+        if form.type == "json_object":
+            return json_grammar({"type": "object"}, param="response_format")
+        if form.json_schema is None:
+            raise BadRequest("response_format has the type json_schema and no json_schema.", param="response_format.json_schema")
+        schema = {"type": "object"} if form.json_schema.schema is None else form.json_schema.schema
+        return json_grammar(schema, param="response_format.json_schema.schema")
+    return None if other is None else _structured(other)
+
+
+def _structured(outputs: StructuredOutputs) -> Grammar:
+    forms = ("json", "json_object", "regex", "choice", "grammar")
+    given = [name for name in forms if getattr(outputs, name) not in (None, False) or (name == "json" and outputs.json is False)]
+    for name in ("structural_tag", "disable_additional_properties"):
+        if getattr(outputs, name):
+            raise BadRequest(f"structured_outputs.{name} is not served; leave it out.", param=f"structured_outputs.{name}")
+    if len(given) != 1:
+        raise BadRequest(f"structured_outputs has {len(given)} of {', '.join(forms)}; it takes one.", param="structured_outputs")
+    param = f"structured_outputs.{given[0]}"
+    if outputs.whitespace_pattern is not None and outputs.json is None and not outputs.json_object:
+        raise BadRequest(
+            f"structured_outputs.whitespace_pattern is of JSON, and the form is {given[0]}.", param="structured_outputs.whitespace_pattern"
+        )
+    if outputs.json is not None or outputs.json_object:
+        schema = {"type": "object"} if outputs.json_object else _schema(outputs.json, param)
+        return json_grammar(schema, param=param, whitespace=outputs.whitespace_pattern)
+    if outputs.regex is not None:
+        return regex_grammar(outputs.regex, param=param)
+    if outputs.choice is not None:
+        return choice_grammar(outputs.choice, param=param)
+    return lark_grammar(outputs.grammar or "", param=param)
+
+
+def _schema(given: dict[str, Any] | bool | str | None, param: str) -> dict[str, Any] | bool:
+    if not isinstance(given, str):
+        return {} if given is None else given
+    try:
+        return msgspec.json.decode(given, type=dict[str, Any] | bool)
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"{param} is text, and no JSON schema: {error}", param=param) from None
+    except RecursionError:
+        raise BadRequest(f"{param} is nested too deeply.", param=param) from None
 
 
 def prompt_limit(request: SamplingRequest, model: Model, *, max_tokens: int | None = None) -> int | None:

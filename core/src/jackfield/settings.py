@@ -85,6 +85,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_length: Annotated[int, Meta(ge=0)] = 0
     pooling: str = ""
     matryoshka: bool | list[PositiveInt] | None = None
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     options: dict[str, Any] = {}
 
 

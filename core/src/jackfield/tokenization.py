@@ -11,7 +11,6 @@ import asyncio
 import importlib.util
 import logging
 import os
-import re
 import sys
 import threading
 from array import array
@@ -33,8 +32,9 @@ from jackfield.detokenization import TextStream, token_bytes
 from jackfield.errors import BadRequest, ModelError, TokenOutOfVocabulary
 from jackfield.pairing import PairFrame, pair_frame
 from jackfield.params import SamplingParams
+from jackfield.parsers import Dialect
 from jackfield.prompts import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenizedPrompt, TokensPrompt
-from jackfield.rendering import ChatRenderer, Rendered
+from jackfield.rendering import ChatRenderer, GuardedTokens, Rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,6 +50,8 @@ T = TypeVar("T")
 # Up to so many characters a request is encoded on the event loop: a hop to a thread costs 30 us, 100 characters 60 us.
 INLINE_CHARS = 400
 INLINE_IDS = 2000
+# Of a conversation's end, for whoever asks what the template has begun.
+TAIL_CHARS = 64
 
 
 @contextmanager
@@ -109,8 +111,16 @@ class ModelTokenizer:
         self._special_ids = frozenset(source.all_special_ids)
         self._prefix_lengths: dict[str, int] = {}
         self._control = {token.content: token_id for token_id, token in base.get_added_tokens_decoder().items() if token.special}
-        self._control_pattern = _control_pattern(base)
-        self._render = ChatRenderer(card.id, source, self._control)
+        self._special = frozenset(self._control.values())
+        templates = source.chat_template.values() if isinstance(source.chat_template, dict) else [source.chat_template]
+        self._guarded = GuardedTokens(base, self._serialized, filter(None, templates))
+        # To llguidance these are no text: a grammar has to name them by their ids, and free text holds none of them.
+        self.tokens_apart = {
+            token.content: token_id
+            for token_id, token in base.get_added_tokens_decoder().items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
+        self._render = ChatRenderer(card.id, source, self._control, self._guarded.marks)
         self._tokens: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
@@ -120,6 +130,7 @@ class ModelTokenizer:
         """
         texts: dict[tuple[bool, bool], list[tuple[int, str]]] = {}  # by whether special tokens and offsets are wanted
         pairs: list[tuple[int, PairPrompt]] = []
+        tails: dict[int, str] = {}
         results: list[TokenizedPrompt | None] = [None] * len(prompts)
         for position, prompt in enumerate(prompts):
             if isinstance(prompt, TextPrompt):
@@ -127,6 +138,7 @@ class ModelTokenizer:
                 texts.setdefault(wanted, []).append((position, prompt.prefix + prompt.text))
             elif isinstance(prompt, ChatPrompt):
                 rendered = self._render(prompt)
+                tails[position] = rendered.tail(TAIL_CHARS)
                 if rendered.kept:
                     results[position] = self._trimmed(prompt, self._kept_apart(prompt, rendered), prompt.add_special_tokens)
                 else:
@@ -148,7 +160,11 @@ class ModelTokenizer:
             encoded = self._encode([text for _, text in chosen], special, params, with_offsets)
             for (position, _), encoding in zip(chosen, encoded, strict=True):
                 results[position] = self._text(prompts[position], encoding, special, with_offsets)
-        return [result for result in results if result is not None]
+        return [
+            structs.replace(result, tail=tails[position]) if position in tails else result
+            for position, result in enumerate(results)
+            if result is not None
+        ]
 
     def _trimmed(self, prompt: Prompt, ids: list[int], special: bool) -> TokenizedPrompt:
         head, tail = (self._head, self._tail) if special else ([], [])
@@ -156,24 +172,20 @@ class ModelTokenizer:
         return self._result(prompt, kept, len(ids) - len(kept))
 
     def _kept_apart(self, prompt: ChatPrompt, rendered: Rendered) -> list[int]:
-        """Ids of a conversation in which a client wrote names of special tokens: the template's are tokens, the client's are text.
+        """Ids of a conversation in which a client wrote names of guarded tokens: the template's are tokens, the client's are text.
 
-        As the tokenizer does it, the text is split at special tokens and what lies between is encoded by itself; but these are the
-        template's alone, and in between there are none.
+        As the tokenizer does it, the text is split at tokens and what lies between is encoded by itself; but these are the template's
+        alone, and in between there are none.
         """
-        pieces = self._control_pattern.split(rendered.text)
-        between = [rendered.restore(piece) for piece in pieces[::2]]
-        tokenizer = self._tokenizer
-        tokenizer.encode_special_tokens = True  # of this thread's own copy
-        try:
-            encoded = self._encode(between[:1], False, [prompt.param])
+        pieces, tokens = self._guarded.split(rendered.text)
+        between = [rendered.restore(piece) for piece in pieces]
+        with self._guarded.as_text(self._tokenizer) as tokenizer:
+            encoded = self._encode(between[:1], False, [prompt.param], tokenizer=tokenizer)
             with _no_prefix(tokenizer):
-                encoded += self._encode(between[1:], False, [prompt.param] * len(between[1:]))
-        finally:
-            tokenizer.encode_special_tokens = False
+                encoded += self._encode(between[1:], False, [prompt.param] * len(tokens), tokenizer=tokenizer)
         ids = list(encoded[0].ids)
-        for name, encoding in zip(pieces[1::2], encoded[1:], strict=True):
-            ids += [self._control[name if name in self._control else name.strip()], *encoding.ids]
+        for token_id, encoding in zip(tokens, encoded[1:], strict=True):
+            ids += [token_id, *encoding.ids]
         return [*self._head, *ids, *self._tail] if prompt.add_special_tokens else ids
 
     def _text(self, prompt: Prompt, encoding: Encoding, special: bool, with_offsets: bool) -> TokenizedPrompt:
@@ -193,10 +205,16 @@ class ModelTokenizer:
         return TextStream(
             self._tokenizer,
             prompt_ids,
-            skip_special_tokens=params.skip_special_tokens,
+            hidden=self._hidden(params),
             stop=params.stop,
             include_stop=params.include_stop,
         )
+
+    def _hidden(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens that the text leaves out."""
+        if not params.skip_special_tokens:
+            return frozenset()
+        return self._special - {self._control[name] for name in params.visible_tokens if name in self._control}
 
     def token(self, token_id: int) -> tuple[str, bytes]:
         """A token by itself, special ones too: as text (U+FFFD for a part of a character) and as the bytes that it stands for."""
@@ -205,6 +223,14 @@ class ModelTokenizer:
             data = token_bytes(self._tokenizer, token_id)
             found = self._tokens[token_id] = (data.decode("utf-8", "replace"), data)
         return found
+
+    def dialect(self) -> Dialect:
+        """What parsers of the model's answers are chosen by. The template is the one that tools are rendered with."""
+        try:
+            template = str(self._source.get_chat_template(None, [])) if self.has_chat_template else ""
+        except ValueError:  # of several none is the default, nor for tools
+            template = ""
+        return Dialect(template=template, special_tokens=frozenset(self._control), tokenizer=self._source)
 
     def bad_words(self, words: Sequence[str | tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         """Texts as the sequences of tokens that write them, at the begin of a text and within it; ids stay as they are."""
@@ -230,8 +256,11 @@ class ModelTokenizer:
             self._local.tokenizer = tokenizer
         return tokenizer
 
-    def _encode(self, texts: list[str], special: bool, params: list[str | None], with_offsets: bool = False) -> list[Encoding]:
-        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
+    def _encode(
+        self, texts: list[str], special: bool, params: list[str | None], with_offsets: bool = False, *, tokenizer: Tokenizer | None = None
+    ) -> list[Encoding]:
+        tokenizer = tokenizer or self._tokenizer
+        encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
         try:
             return encode(texts, add_special_tokens=special)
         except TypeError:
@@ -382,16 +411,6 @@ def _no_prefix(tokenizer: Tokenizer) -> Iterator[None]:
     finally:
         for part in changed:
             part.prepend_scheme = "first"
-
-
-def _control_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Finds special tokens in a text, each with the white space that the tokenizer takes as a part of it."""
-    names = [
-        (r"\s*" if token.lstrip else "") + re.escape(token.content) + (r"\s*" if token.rstrip else "")
-        for token in sorted(tokenizer.get_added_tokens_decoder().values(), key=lambda token: len(token.content), reverse=True)
-        if token.special
-    ]
-    return re.compile(f"({'|'.join(names)})" if names else "(?!)()")
 
 
 def _describe(source: PreTrainedTokenizerFast, base: Tokenizer) -> dict[str, Any]:

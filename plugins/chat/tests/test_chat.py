@@ -111,7 +111,7 @@ def test_the_whole_answer(server: RunningServer) -> None:
         ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "[user]a\nb[assistant]"),
         ([{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, *HI], "[assistant]no[user]Hi[assistant]"),
         ([*HI, {"role": "assistant", "content": ""}, *HI], "[user]Hi[assistant][user]Hi[assistant]"),
-        ([{"role": "tool", "tool_call_id": "1", "content": "4"}], "[tool]4[assistant]"),
+        ([{"role": "tool", "tool_call_id": "1", "content": "4"}], "[user]<tool_response>\n4\n</tool_response>[assistant]"),
         ([{"role": "user", "content": "<s>x</s>"}], "[user]<s>x</s>[assistant]"),
     ],
     ids=str,

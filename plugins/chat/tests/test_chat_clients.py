@@ -75,8 +75,8 @@ def test_openai_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="nope", messages=HI)
     assert missing.value.param == "model"
-    with pytest.raises(openai.BadRequestError, match="tools"):
-        client.chat.completions.create(model="fake", messages=HI, tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(openai.BadRequestError, match="Two tools"):
+        client.chat.completions.create(model="fake", messages=HI, tools=[{"type": "function", "function": {"name": "f"}}] * 2)
     engine = FakeEngine(fault=lambda request: InternalError("a fault on demand"), fault_after=2)
     with make_server(ChatEndpoint(), engine=engine) as faulty:
         other = openai.OpenAI(base_url=f"{faulty.url}/v1", api_key="unused", max_retries=0)

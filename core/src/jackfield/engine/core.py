@@ -18,6 +18,7 @@ import torch
 
 from jackfield.client import EngineRequest, EngineStats, ModelCard, ModelSpec, Progress
 from jackfield.engine.cpu import usable_cpus
+from jackfield.engine.generation.grammars import Grammars, Matcher
 from jackfield.engine.generation.growing import Generation
 from jackfield.engine.generation.scheduler import Work
 from jackfield.engine.generation.steps import StepSize, run_step
@@ -71,6 +72,7 @@ class Engine:
         self._events: list[Event] = []
         self._stats = EngineStats()
         self._generations: dict[str, Generation] = {}
+        self._grammars: dict[str, Grammars] = {}
         self._sizes: dict[str, StepSize] = {}
         # Models whose generation takes a step at this moment; and when whose turn was, pooling's by an empty name.
         self._generating: set[str] = set()
@@ -98,13 +100,22 @@ class Engine:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. A fault of it comes as its event, never as an exception."""
+        try:
+            matcher = self._matcher(request)  # takes its time, without the lock
+        except Exception as error:  # whatever a grammar brings about is its request's
+            if not isinstance(error, ServingError):
+                log.exception("a grammar could not be compiled")
+                error = InternalError(f"The grammar could not be compiled: {type(error).__name__}.")
+            with self._lock:
+                self._events.append((request.id, error))
+            return
         with self._lock:
             if request.model not in self._runners:
                 self._events.append((request.id, InternalError(f"The engine has no model {request.model!r}.")))
             elif not request.token_ids or not all(request.token_ids):
                 self._events.append((request.id, InternalError("The engine was given an empty prompt.")))
             elif isinstance(request.params, SamplingParams):
-                self._submit_generation(request)
+                self._submit_generation(request, matcher)
             else:
                 self._scheduler.add(request, time.monotonic())
 
@@ -222,7 +233,7 @@ class Engine:
         else:
             name, works = step
             tokens, sequences = sum(work.num_tokens for work in works), 0
-            self._sizes[name].took(sum(work.num_tokens for work in works if work.num_tokens > 1), seconds)
+            self._sizes[name].took(sum(work.num_tokens for work in works if work.start < work.choice.num_prompt), seconds)
             self._generating.discard(name)
         self._stats = msgspec.structs.replace(
             stats,
@@ -237,17 +248,25 @@ class Engine:
         self._sizes = {"": StepSize(bound, least=MIN_SHARE, most=most)}
         for model, runner in self._runners.items():
             if runner.generator is not None:
-                self._generations[model] = Generation(runner.generator, max_length=runner.card.max_length)
+                card = runner.card
+                self._generations[model] = Generation(runner.generator, max_length=card.max_length)
+                self._grammars[model] = Grammars(card.path, card.vocab_size, runner.generator.end_ids)
                 self._sizes[model] = StepSize(bound, least=runner.generator.pool.block_size, most=most)
 
-    def _submit_generation(self, request: EngineRequest) -> None:
+    def _matcher(self, request: EngineRequest) -> Matcher | None:
+        """Of its grammar, if it has one and its model generates. Raises: BadRequest, NotSupported."""
+        grammar = request.params.grammar if isinstance(request.params, SamplingParams) else None
+        grammars = self._grammars.get(request.model)
+        return None if grammar is None or grammars is None else grammars.matcher(grammar)
+
+    def _submit_generation(self, request: EngineRequest, matcher: Matcher | None) -> None:
         generation = self._generations.get(request.model)
         if generation is None:
             self._events.append((request.id, InternalError(f"The model {request.model!r} does not generate.")))
         elif any(len(raw) // 4 > generation.max_length for raw in request.token_ids):
             self._events.append((request.id, InternalError("The engine was given a prompt that is longer than the model's context.")))
         else:
-            generation.add(request, time.monotonic())
+            generation.add(request, time.monotonic(), matcher)
 
     def _generate(self, model: str, works: list[Work]) -> None:
         generation = self._generations[model]

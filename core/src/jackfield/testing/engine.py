@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +26,7 @@ class FakeEngine:
     `fault_after` tokens. nan: answers hold a NaN.
 
     What it generates are the prompt's own tokens, then an end token, 0. Its sampled choices begin with different ones, by seed and number.
+    `says`, when set, gives what each choice of a request says instead: its deltas, as tokens. It knows nothing of grammars.
 
     `requests` collects what was submitted, `aborted` the ids of requests whose caller gave up. `hold()` keeps all requests waiting until
     `go()`, with `after` those that generate once they have said so many tokens; `die()` makes it unavailable, as a dead process is.
@@ -57,6 +58,7 @@ class FakeEngine:
         self.fault = fault
         self.fault_after = fault_after
         self.nan = nan
+        self.says: Callable[[EngineRequest], Sequence[Sequence[int]]] | None = None
         self.requests: list[EngineRequest] = []
         self.aborted: list[int] = []
         self.ended: set[tuple[int, int]] = set()
@@ -118,7 +120,7 @@ class FakeEngine:
         params = request.params
         assert isinstance(params, SamplingParams)
         growing = {
-            prompt * params.n + sample: self._tokens(raw, params, sample)
+            prompt * params.n + sample: self._pieces(request, raw, params, sample)
             for prompt, raw in enumerate(request.token_ids)
             for sample in range(params.n)
         }
@@ -130,7 +132,9 @@ class FakeEngine:
                 self.aborted.append(request.id)
             raise
 
-    async def _grow(self, request: EngineRequest, params: SamplingParams, growing: dict[int, list[int]]) -> AsyncIterator[Delta]:
+    async def _grow(
+        self, request: EngineRequest, params: SamplingParams, growing: dict[int, list[tuple[int, ...]]]
+    ) -> AsyncIterator[Delta]:
         """The deltas; what has ended leaves `growing`."""
         position = 0
         while growing:
@@ -140,11 +144,11 @@ class FakeEngine:
             self._check_ready()
             if self.fault_after and position == self.fault_after and self.fault and (error := self.fault(request)):
                 raise error
-            for index, tokens in list(growing.items()):
+            for index, pieces in list(growing.items()):
                 if (request.id, index) in self.ended:
                     del growing[index]
                     continue
-                delta = self._delta(request, params, index, tokens, position)
+                delta = self._delta(request, params, index, pieces, position)
                 if delta.finish_reason is not None:
                     del growing[index]
                 yield delta
@@ -154,27 +158,37 @@ class FakeEngine:
         """No more deltas of it."""
         self.ended.add((request_id, index))
 
-    def _tokens(self, raw: bytes, params: SamplingParams, sample: int) -> list[int]:
-        """What a choice will say, its end token included unless max_tokens comes first."""
-        ids = np.frombuffer(raw, dtype=np.int32).tolist()
-        if params.temperature:
-            start = (sample + (params.seed or 0)) % len(ids)
-            ids = ids[start:] + ids[:start]
-        if params.ignore_eos and params.max_tokens is not None:
-            ids = ids * (params.max_tokens // len(ids) + 1)
-        return [*ids, 0][: params.max_tokens]
+    def _pieces(self, request: EngineRequest, raw: bytes, params: SamplingParams, sample: int) -> list[tuple[int, ...]]:
+        """What a choice will say, delta by delta, its end token included unless max_tokens comes first."""
+        if self.says is not None:
+            pieces = [*map(tuple, self.says(request)), (0,)]
+        else:
+            ids = np.frombuffer(raw, dtype=np.int32).tolist()
+            if params.temperature:
+                start = (sample + (params.seed or 0)) % len(ids)
+                ids = ids[start:] + ids[:start]
+            if params.ignore_eos and params.max_tokens is not None:
+                ids = ids * (params.max_tokens // len(ids) + 1)
+            pieces = [*((token,) for token in ids), (0,)]
+        told: list[tuple[int, ...]] = []
+        left = sum(map(len, pieces)) if params.max_tokens is None else params.max_tokens
+        for piece in pieces:
+            if left > 0:
+                told.append(piece[:left])
+            left -= len(piece)
+        return told or [()]
 
-    def _delta(self, request: EngineRequest, params: SamplingParams, index: int, tokens: list[int], position: int) -> Delta:
-        last = position >= len(tokens) - 1
-        ended = last and (params.max_tokens is None or len(tokens) < params.max_tokens or (tokens and tokens[-1] == 0))
+    def _delta(self, request: EngineRequest, params: SamplingParams, index: int, pieces: list[tuple[int, ...]], position: int) -> Delta:
+        last = position == len(pieces) - 1
+        tokens = pieces[position]
         prompt = np.frombuffer(request.token_ids[index // params.n], dtype=np.int32).tolist()
         told = params.prompt_logprobs
         first = position == 0 and index % params.n == 0 and told is not None
         return Delta(
             index=index,
-            token_ids=tuple(tokens[position : position + 1]),
-            logprobs=() if params.logprobs is None else tuple(self._logprob(t, params.logprobs) for t in tokens[position : position + 1]),
-            finish_reason=("stop" if ended else "length") if last else None,
+            token_ids=tokens,
+            logprobs=() if params.logprobs is None else tuple(self._logprob(token, params.logprobs) for token in tokens),
+            finish_reason=("stop" if tokens[-1:] == (0,) else "length") if last else None,
             prompt_logprobs=(None, *(self._logprob(token, told or 0) for token in prompt[1:])) if first else (),
         )
 

@@ -9,14 +9,18 @@ from msgspec import UNSET, Struct, UnsetType
 from jackfield import FINGERPRINT, PromptLogprob, Usage
 
 __all__ = [
+    "CallDelta",
     "ChatChoice",
     "ChatChunk",
     "ChatLogprobs",
     "ChatResponse",
     "ChunkChoice",
     "ChunkDelta",
+    "FunctionCall",
+    "FunctionDelta",
     "Message",
     "TokenEntry",
+    "ToolCall",
     "TopToken",
 ]
 
@@ -44,16 +48,36 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
     content: list[TokenEntry]
 
 
+class FunctionCall(Struct, frozen=True, kw_only=True):
+    """The function, and its arguments as the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class Message(Struct, frozen=True, kw_only=True):
-    """What the model said. The fields that are always null are those that OpenAI's clients know."""
+    """What the model said. The fields that are always null are those that OpenAI's clients know.
+
+    content: null where it has called tools, or only reasoned. reasoning_content: the same as reasoning, by its older name.
+    """
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    reasoning: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning: str | None = None
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -82,11 +106,30 @@ class ChatResponse(Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | None
 
 
+class FunctionDelta(Struct, kw_only=True):
+    """The next piece of the arguments. name: in the first piece alone."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class CallDelta(Struct, kw_only=True):
+    """A piece of a call. index: which one of the choice. id, type: in the first piece alone."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChunkDelta(Struct, frozen=True, kw_only=True):
     """What is new. role: in the first chunk of a choice alone."""
 
     role: str | UnsetType = UNSET
-    content: str
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True, kw_only=True):

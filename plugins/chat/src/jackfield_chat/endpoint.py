@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from jackfield import (
     FINGERPRINT,
@@ -25,8 +25,24 @@ from jackfield import (
     template_messages,
     token_name,
 )
-from jackfield_chat.answer import ChatChoice, ChatChunk, ChatLogprobs, ChatResponse, ChunkChoice, ChunkDelta, Message, TokenEntry, TopToken
-from jackfield_chat.request import ChatRequest, check
+from jackfield_chat.answer import (
+    CallDelta,
+    ChatChoice,
+    ChatChunk,
+    ChatLogprobs,
+    ChatResponse,
+    ChunkChoice,
+    ChunkDelta,
+    FunctionCall,
+    Message,
+    TokenEntry,
+    ToolCall,
+    TopToken,
+)
+from jackfield_chat.answering import AnswerReader, Plan, Said, plan_answer
+from jackfield_chat.calling import Calling, plan_calls
+from jackfield_chat.history import prepare_messages
+from jackfield_chat.request import ChatRequest, check, message_text
 from jackfield_chat.settings import ChatSettings
 
 __all__ = ["ChatEndpoint"]
@@ -57,9 +73,12 @@ class ChatEndpoint(Endpoint[ChatRequest, ChatResponse]):
     def preprocess(self, ctx: ChatContext) -> list[Prompt]:
         request, settings = ctx.request, ctx.settings
         check(request, trust_template=settings.trust_request_chat_template)
+        calling = plan_calls(request, ctx.model)
+        ctx.state[self.name] = _State(calling)
         effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
         prompt = ChatPrompt(
-            messages=template_messages(request.messages),
+            messages=prepare_messages(template_messages(request.messages), calling),
+            tools=[offer.shown for offer in calling.offers] if calling.native and calling.offers else None,
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final_message=bool(request.continue_final_message),
             add_special_tokens=bool(request.add_special_tokens),
@@ -78,7 +97,10 @@ class ChatEndpoint(Endpoint[ChatRequest, ChatResponse]):
         told = request.prompt_logprobs
         if told is None and request.echo and not request.stream:
             told = logprobs
-        return make_sampling_params(request, ctx.model, logprobs=logprobs, prompt_logprobs=told)
+        params = make_sampling_params(request, ctx.model, logprobs=logprobs, prompt_logprobs=told)
+        state = _state(ctx)
+        state.plan = plan = plan_answer(state.calling, ctx.model, params.grammar, _tail(ctx))
+        return structs.replace(params, grammar=plan.grammar, visible_tokens=plan.visible)
 
     def build_response(self, ctx: ChatContext) -> ChatResponse:
         request = ctx.request
@@ -94,20 +116,21 @@ class ChatEndpoint(Endpoint[ChatRequest, ChatResponse]):
         )
 
     def build_chunk(self, ctx: ChatContext, delta: Delta) -> list[ChatChunk]:
-        request, options = ctx.request, ctx.request.stream_options
+        request, options, state = ctx.request, ctx.request.stream_options, _state(ctx)
         chunks: list[ChatChunk] = []
         continuous = options is not None and bool(options.continuous_usage_stats)
-        if self.name not in ctx.state:
-            ctx.state[self.name] = True
+        if not state.is_opened:
+            state.is_opened = True
             chunks += _opening(ctx, continuous=continuous)
         logprobs = _logprobs(request, delta.logprobs)
         ends = delta.finish_reason is not None
-        if ends or delta.text or logprobs or (delta.token_ids and request.return_token_ids):
+        new = _new(ctx, state.reader(delta.index).read(delta.text, ends=ends))
+        if ends or new is not None or logprobs or (delta.token_ids and request.return_token_ids):
             choice = ChunkChoice(
                 index=delta.index,
-                delta=ChunkDelta(content=delta.text),
+                delta=new or ChunkDelta(content=""),
                 logprobs=logprobs,
-                finish_reason=delta.finish_reason,
+                finish_reason=_finish_reason(ctx, delta.index, delta.finish_reason),
                 stop_reason=delta.stop_reason if ends else UNSET,
                 token_ids=list(delta.token_ids) if request.return_token_ids else None,
             )
@@ -115,6 +138,52 @@ class ChatEndpoint(Endpoint[ChatRequest, ChatResponse]):
         if ctx.is_complete and ((options is not None and options.include_usage) or ctx.settings.force_include_usage):
             chunks.append(ChatChunk(id=ctx.id, created=ctx.created, model=ctx.model.id, choices=[], usage=ctx.usage()))
         return chunks
+
+
+class _State:
+    """What is kept of a request from stage to stage."""
+
+    plan: Plan
+
+    def __init__(self, calling: Calling) -> None:
+        self.calling = calling
+        self.is_opened = False
+        self._readers: dict[int, AnswerReader] = {}
+
+    def reader(self, index: int) -> AnswerReader:
+        """Of the choice."""
+        if index not in self._readers:
+            self._readers[index] = self.plan.reader()
+        return self._readers[index]
+
+
+def _state(ctx: ChatContext) -> _State:
+    state: _State = ctx.state[ChatEndpoint.name]
+    return state
+
+
+def _new(ctx: ChatContext, said: Said) -> ChunkDelta | None:
+    """What a chunk tells of it, if there is anything."""
+    reasoning = said.reasoning if ctx.request.include_reasoning is not False and said.reasoning else UNSET
+    if reasoning is UNSET and not said.content and not said.calls:
+        return None
+    return ChunkDelta(content=said.content or UNSET, reasoning=reasoning, reasoning_content=reasoning, tool_calls=said.calls or UNSET)
+
+
+def _finish_reason(ctx: ChatContext, index: int, reason: str | None) -> str | None:
+    """As in OpenAI's interface a call that the request has named is no reason: the client knows of it."""
+    state = _state(ctx)
+    return "tool_calls" if reason == "stop" and not state.calling.named and state.reader(index).has_called else reason
+
+
+def _tail(ctx: ChatContext) -> str:
+    """The end of the prompt, by which its reasoning is known to have begun or ended: of a message that is gone on with its last mark."""
+    tail, parser = ctx.prompts[0].tail, ctx.model.reasoning_parser
+    if parser is None or not ctx.request.continue_final_message:
+        return tail
+    content = message_text(ctx.request.messages[-1])
+    begun, ended = content.rfind(parser.start), content.rfind(parser.end)
+    return tail if max(begun, ended) < 0 else parser.start if begun > ended else parser.end
 
 
 def _role(ctx: ChatContext) -> str:
@@ -128,22 +197,34 @@ def _role(ctx: ChatContext) -> str:
 def _echoed(ctx: ChatContext) -> str:
     """What comes before the generated text: the last message, if it is asked for and of the answer's role."""
     last = ctx.request.messages[-1]
-    if not ctx.request.echo or last.role != _role(ctx):
-        return ""
-    if isinstance(last.content, list):
-        return "\n".join(part.text or part.refusal or "" for part in last.content)
-    return last.content or ""
+    return message_text(last) if ctx.request.echo and last.role == _role(ctx) else ""
 
 
 def _choice(ctx: ChatContext, choice: Choice) -> ChatChoice:
+    said = _state(ctx).reader(choice.index).read(choice.text, ends=True)
+    content = _echoed(ctx) + said.content
+    reasoning = said.reasoning if ctx.request.include_reasoning is not False and said.reasoning else None
     return ChatChoice(
         index=choice.index,
-        message=Message(role=_role(ctx), content=_echoed(ctx) + choice.text),
+        message=Message(
+            role=_role(ctx),
+            content=content or (None if said.calls or said.reasoning else ""),
+            tool_calls=[_call(call) for call in said.calls] or UNSET,
+            reasoning=reasoning,
+            reasoning_content=reasoning or UNSET,
+        ),
         logprobs=_logprobs(ctx.request, choice.logprobs),
-        finish_reason=choice.finish_reason,
+        finish_reason=_finish_reason(ctx, choice.index, choice.finish_reason),
         stop_reason=choice.stop_reason,
         token_ids=choice.token_ids if ctx.request.return_token_ids else None,
     )
+
+
+def _call(call: CallDelta) -> ToolCall:
+    name = call.function.name
+    assert isinstance(call.id, str)  # of a whole answer every call is whole
+    assert isinstance(name, str)
+    return ToolCall(id=call.id, function=FunctionCall(name=name, arguments=call.function.arguments))
 
 
 def _opening(ctx: ChatContext, *, continuous: bool) -> list[ChatChunk]:

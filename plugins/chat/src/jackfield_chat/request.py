@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from jackfield import BadRequest, ChatMessage, SamplingRequest, check_generation, refuse_unserved
 
-__all__ = ["ChatRequest", "check"]
+__all__ = ["ChatRequest", "FunctionSpec", "ToolChoice", "check", "message_text"]
+
+
+class FunctionSpec(Struct, frozen=True, kw_only=True):
+    """A function that a model may call."""
+
+    name: Annotated[str, Meta(description="Letters, digits, `_`, `.` and `-`.")]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Meta(description="A JSON schema of its arguments, an object; left out, it has none.")] = (
+        None
+    )
+    strict: Annotated[bool | None, Meta(description="Refuse a schema that cannot be kept to wholly; a forced call always does.")] = None
+
+
+class ToolSpec(Struct, frozen=True, kw_only=True):
+    """A tool."""
+
+    type: Annotated[str, Meta(description="`function`; others are refused.")]
+    function: FunctionSpec | None = None
+
+
+class FunctionName(Struct, frozen=True, kw_only=True):
+    """One of the functions."""
+
+    name: str
+
+
+class ToolName(Struct, frozen=True, kw_only=True):
+    """One of the tools."""
+
+    type: str
+    function: FunctionName | None = None
+
+
+class AllowedTools(Struct, frozen=True, kw_only=True):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolName]
+
+
+class ToolChoice(Struct, frozen=True, kw_only=True):
+    """The function to call, or those that may be called."""
+
+    type: Literal["function", "allowed_tools"]
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -34,11 +80,16 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="Variables for the model's template.")] = None
     reasoning_effort: Annotated[str | None, Meta(description="A variable for the model's template.")] = None
 
-    tools: Annotated[list[dict[str, Any]] | None, Meta(description="Refused, unless it is empty.")] = None
-    tool_choice: Annotated[Any, Meta(description="Refused but for `none` and `auto`.")] = None
-    parallel_tool_calls: Annotated[bool | None, Meta(description="Accepted: without tools it means nothing.")] = None
-    functions: Annotated[list[dict[str, Any]] | None, Meta(description="Refused, unless it is empty.")] = None
-    function_call: Annotated[Any, Meta(description="Refused but for `none` and `auto`.")] = None
+    include_reasoning: Annotated[bool | None, Meta(description="Whether the answer has the model's reasoning; true by default.")] = None
+
+    tools: Annotated[list[ToolSpec] | None, Meta(description="Functions that the model may call.")] = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ToolChoice | None,
+        Meta(description="Whether it calls any: as it likes (`auto`, the default), never, at least one, or the one that is named."),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="Whether an answer may have several calls; true by default.")] = None
+    functions: Annotated[list[dict[str, Any]] | None, Meta(description="Refused, unless it is empty: it is `tools` now.")] = None
+    function_call: Annotated[Any, Meta(description="Refused but for `none` and `auto`: it is `tool_choice` now.")] = None
     modalities: Annotated[list[str] | None, Meta(description='Refused but for ["text"].')] = None
     audio: Annotated[Any, Meta(description="Refused.")] = None
     prediction: Annotated[Any, Meta(description="Refused.")] = None
@@ -49,8 +100,6 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
 
 # As the core's table of the same kind: fields that are known and not served, with the values by which they ask for nothing.
 UNSERVED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -60,6 +109,13 @@ UNSERVED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
 }
+
+
+def message_text(message: ChatMessage) -> str:
+    """What it says, parts joined by line ends."""
+    if isinstance(message.content, list):
+        return "\n".join(part.text or part.refusal or "" for part in message.content)
+    return message.content or ""
 
 
 def check(request: ChatRequest, *, trust_template: bool) -> None:

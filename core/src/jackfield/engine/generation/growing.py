@@ -11,6 +11,7 @@ from typing import Protocol
 
 from jackfield.client import EngineRequest
 from jackfield.engine.generation.blocks import BlockPool
+from jackfield.engine.generation.grammars import Matcher
 from jackfield.engine.generation.rows import Result, Row, Sampled
 from jackfield.engine.generation.scheduler import Choice, GenerationScheduler, Work
 from jackfield.errors import BadRequest, NonFiniteOutput, ServingError
@@ -27,12 +28,15 @@ _NEXT_SEED = 0x9E3779B97F4A7C15
 
 
 class GrowingChoice(Choice):
-    """A choice with what its request wants of it. told_prompt: what is known of its prompt's log-probabilities, if it is to be told."""
+    """A choice with what its request wants of it. told_prompt: what is known of its prompt's log-probabilities, if it is to be told.
+    untold: tokens that its grammar forced before anything was computed."""
 
     row: Row
     request: _Request
     told_prompt: list[TokenLogprob | None] | None = None
     is_counted: bool = False
+    is_told: bool = False
+    untold: tuple[int, ...] = ()
 
     @property
     def number(self) -> int:
@@ -89,8 +93,8 @@ class Generation:
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._requests
 
-    def add(self, given: EngineRequest, now: float) -> None:
-        """Take a request; its choices wait from now on. now: seconds, of any clock."""
+    def add(self, given: EngineRequest, now: float, matcher: Matcher | None = None) -> None:
+        """Take a request; its choices wait from now on. now: seconds, of any clock. matcher: of its grammar, at the begin of a text."""
         params = given.params
         assert isinstance(params, SamplingParams)
         self._requests[given.id] = request = _Request(given.id)
@@ -103,6 +107,9 @@ class Generation:
                 prompt_ids = choice.token_ids if params.repetition_penalty != 1.0 else ()
                 choice.row = Row(params=params, seed=seed + sample * _NEXT_SEED, end_ids=ends, prompt_ids=prompt_ids)
                 choice.request, choice.leader = request, leader
+                if matcher is not None:
+                    choice.row.matcher = matcher.copy()
+                    choice.untold = self._forced(choice, keep=1)
                 if params.prompt_logprobs is not None and leader is None:
                     choice.told_prompt = [None]
                 leader = leader or choice
@@ -151,7 +158,12 @@ class Generation:
         """The choice has its next token, unless it was to have none."""
         token_ids: tuple[int, ...] = ()
         told: tuple[TokenLogprob, ...] = ()
-        first = not choice.number
+        first, choice.is_told = not choice.is_told, True
+        before = len(choice.token_ids)
+        matcher = choice.row.matcher
+        if matcher is not None and matcher.error:
+            self.abort(choice.request.id)
+            return _stuck(choice.row, matcher)
         if sampled is not None:
             if sampled.token_id is None:
                 self.generator.clear(self.scheduler.forget(choice))
@@ -161,22 +173,59 @@ class Generation:
             choice.row.add(sampled.token_id)
             self.num_tokens += 1
             token_ids, told = (sampled.token_id,), (sampled.told,) if sampled.told is not None else ()
+            if matcher is not None and sampled.token_id not in choice.row.end_ids:
+                if not matcher.accept(sampled.token_id):
+                    self.abort(choice.request.id)
+                    return _stuck(choice.row, matcher)
+                token_ids += self._forced(choice)
+        token_ids, choice.untold = choice.untold + token_ids, ()
         reason = self._finish_reason(choice)
+        ends = reason == "stop" and bool(token_ids)
         if reason is not None:
             self._close(choice)
-        elif self._switch and len(choice.token_ids) == self._switch + 1:
+        elif before <= self._switch < len(choice.token_ids):
             self.scheduler.restart(choice, choice.salt + b"long")
         return Delta(
             index=choice.index,
             token_ids=token_ids,
             logprobs=told,
             finish_reason=reason,
-            stop_reason=token_ids[-1] if reason == "stop" and token_ids[-1] not in self._stop_ids else None,
+            stop_reason=token_ids[-1] if ends and token_ids[-1] in choice.row.end_ids - self._stop_ids else None,
+            ends_in_text=ends and token_ids[-1] not in choice.row.end_ids,
             num_cached_tokens=(choice.num_cached or 0) if first else 0,
             prompt_logprobs=tuple(choice.told_prompt) if first and choice.told_prompt is not None else (),
         )
 
+    def _forced(self, choice: GrowingChoice, *, keep: int = 0) -> tuple[int, ...]:
+        """Let a choice go on with the tokens that must follow, which are computed all at once. keep: so many tokens are left to be sampled.
+
+        Not where each token's log-probability is to be told, which takes its own row of logits, nor where the request bars tokens.
+        """
+        params = choice.row.params
+        if params.logprobs is not None or params.allowed_token_ids is not None or params.bad_words:
+            return ()
+        matcher, room = choice.row.matcher, choice.max_length - len(choice.token_ids) - keep
+        if keep and len(choice.token_ids) <= self._switch:  # the prompt is computed as others' are that share its blocks
+            room = min(room, self._switch - len(choice.token_ids))
+        if matcher is None or room <= 0 or matcher.finished():
+            return ()
+        forced = matcher.forced()[:room]
+        for count, token_id in enumerate(forced):
+            if token_id in choice.row.end_ids or not matcher.accept(token_id):
+                forced = forced[:count]
+                break
+        if keep and forced and matcher.finished():
+            matcher.rollback(1)
+            forced.pop()
+        choice.token_ids.extend(forced)
+        for token_id in forced:
+            choice.row.add(token_id)
+        self.num_tokens += len(forced)
+        return tuple(forced)
+
     def _finish_reason(self, choice: GrowingChoice) -> FinishReason | None:
+        if choice.row.matcher is not None and choice.row.matcher.finished():
+            return "stop"
         if choice.number and choice.token_ids[-1] in choice.row.end_ids and choice.number >= choice.row.params.min_tokens:
             return "stop"
         return "length" if len(choice.token_ids) >= choice.max_length else None
@@ -209,5 +258,12 @@ class Generation:
 
 def _no_token(sampled: Sampled) -> ServingError:
     if sampled.is_barred:
-        return BadRequest("allowed_token_ids, logit_bias, bad_words and min_tokens together leave no token that may come next.")
+        return BadRequest(
+            "allowed_token_ids, logit_bias, bad_words, min_tokens and the grammar together leave no token that may come next."
+        )
     return NonFiniteOutput("The model gave non-finite values (NaN or infinity) for this input.")
+
+
+def _stuck(row: Row, matcher: Matcher) -> ServingError:
+    assert row.params.grammar is not None
+    return BadRequest(f"{row.params.grammar.param} cannot be honoured any further: {matcher.error[:300]}", param=row.params.grammar.param)

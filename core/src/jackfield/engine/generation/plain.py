@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 from jackfield.engine.generation.blocks import BlockPool
+from jackfield.engine.generation.grammars import start_masks
 from jackfield.engine.generation.growing import GrowingChoice
 from jackfield.engine.generation.rows import Result
 from jackfield.engine.generation.sampler import sample
@@ -58,4 +59,5 @@ class PlainRunner:
             output_logits=True,
         )
         self._caches[choice] = getattr(output, "past_key_values", None)  # of the tokens up to here; the one that it chose is not in it
-        return Result(sample(output.logits[0].float(), [choice.row])[0])
+        masks = start_masks([choice.row])
+        return Result(sample(output.logits[0].float(), [choice.row], masks.result() if masks else None)[0])

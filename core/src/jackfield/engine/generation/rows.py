@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jackfield.engine.generation.grammars import Matcher
 from jackfield.errors import ServingError
 from jackfield.outputs import TokenLogprob
 from jackfield.params import SamplingParams
@@ -24,7 +25,7 @@ _MASK = 2**64 - 1
 class Row:
     """A choice that grows. end_ids: tokens that end it. prompt_ids, text_ids: what it has been given and has made.
 
-    seed: of its noise; two choices of a request have two.
+    seed: of its noise; two choices of a request have two. matcher: of its grammar, which has seen the text.
     """
 
     params: SamplingParams
@@ -32,6 +33,7 @@ class Row:
     end_ids: frozenset[int] = frozenset()
     prompt_ids: Sequence[int] = ()
     text_ids: list[int] = field(default_factory=list)
+    matcher: Matcher | None = None
     # Of the text's tokens how often each was made, and the different ones of the prompt: for the penalties, empty without them.
     counts: Counter[int] = field(default_factory=Counter)
     prompt_set: frozenset[int] = frozenset()
@@ -51,7 +53,8 @@ class Row:
         """Whether its logits are anything but the model's own now."""
         params = self.params
         return (
-            params.allowed_token_ids is not None
+            self.matcher is not None
+            or params.allowed_token_ids is not None
             or bool(params.logit_bias or params.bad_words)
             or len(self.text_ids) < params.min_tokens
             or self.penalises

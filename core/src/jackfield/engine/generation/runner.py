@@ -9,10 +9,11 @@ import torch
 
 from jackfield.engine.generation.blocks import BlockPool
 from jackfield.engine.generation.cache import KVCache
+from jackfield.engine.generation.grammars import start_masks
 from jackfield.engine.generation.growing import GrowingChoice
 from jackfield.engine.generation.head import LogitsHead
 from jackfield.engine.generation.paged import Chunk, PagedBatch, paged_batch
-from jackfield.engine.generation.rows import Result
+from jackfield.engine.generation.rows import Result, Row
 from jackfield.engine.generation.sampler import sample, tell
 from jackfield.engine.generation.scheduler import Work
 from jackfield.outputs import TokenLogprob
@@ -91,12 +92,14 @@ class PagedRunner:
         for place in batch.order:
             work = works[place]
             ids += work.choice.token_ids[work.start : work.start + work.num_tokens]
-        states = self.states(batch, ids, beyond=beyond)
         due = [place for place, work in enumerate(works) if work.samples and not work.choice.is_full]
+        rows = [_row(works[place]) for place in due]
+        masks = start_masks(rows)
+        states = self.states(batch, ids, beyond=beyond)
         sampled = {}
         if due:
             logits = self._head(states[[batch.last[place] for place in due]])
-            sampled = dict(zip(due, sample(logits, [_row(works[place]) for place in due]), strict=True))
+            sampled = dict(zip(due, sample(logits, rows, masks.result() if masks else None), strict=True))
         return [
             Result(sampled.get(place), self._told(work, states[batch.last[place] + 1 - work.num_tokens : batch.last[place] + 1]))
             for place, work in enumerate(works)
@@ -133,6 +136,6 @@ class PagedRunner:
         return told
 
 
-def _row(work: Work) -> Any:
+def _row(work: Work) -> Row:
     assert isinstance(work.choice, GrowingChoice)
     return work.choice.row

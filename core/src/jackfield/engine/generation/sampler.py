@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from jackfield.engine.generation.best import greatest
+from jackfield.engine.generation.grammars import cut
 from jackfield.engine.generation.rows import Row, Sampled, uniform
 from jackfield.outputs import TokenLogprob
 from jackfield.params import SamplingParams
@@ -20,27 +23,31 @@ NUM_CANDIDATES = 256
 LEAST_LOGPROB = -9999.0
 
 
-def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
-    """logits: `[rows, vocabulary]`, float32; changed in place. One token a row."""
+def sample(logits: torch.Tensor, rows: list[Row], masks: NDArray[np.int32] | None = None) -> list[Sampled]:
+    """One token a row. logits: `[rows, vocabulary]`, float32; changed in place. masks: of the rows with a grammar, in their order, which
+    tokens may come (`start_masks`)."""
     best, greedy = greatest(logits)
     finite = best.isfinite().tolist()  # a NaN is the greatest of all
     # By the model's own logits, before anything changes them.
     told = [logits[i].log_softmax(dim=-1) if finite[i] and row.params.logprobs is not None else None for i, row in enumerate(rows)]
+    if masks is not None:  # the head is as wide as the vocabulary
+        cut(logits, [i for i, row in enumerate(rows) if row.matcher is not None], masks)
     changed = [i for i, row in enumerate(rows) if finite[i] and row.changes]
     for i in changed:
         _change(logits[i], rows[i])
-    barred: set[int] = set()
+    empty: set[int] = set()
     if changed:
-        best, greedy[changed] = greatest(logits[changed])
-        barred = {i for i, value in zip(changed, best.tolist(), strict=True) if value == -math.inf}
+        best, greedy = greatest(logits)  # of all, which takes less than copying those
+        greatest_of = best.tolist()
+        empty = {i for i in changed if greatest_of[i] == -math.inf}
     chosen = greedy.tolist()
-    drawn = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature > 0 and i not in barred]
+    drawn = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature > 0 and i not in empty]
     if drawn:
         for i, token_id in zip(drawn, _draw(logits[drawn], [rows[i] for i in drawn]), strict=True):
             chosen[i] = token_id
     return [
-        Sampled(None, is_barred=i in barred)
-        if i in barred or not finite[i]
+        Sampled(None, is_barred=i in empty)
+        if i in empty or not finite[i]
         else Sampled(token_id, known if known is None else tell(known, token_id, row.params.logprobs or 0, row.params.logprob_token_ids))
         for i, (token_id, known, row) in enumerate(zip(chosen, told, rows, strict=True))
     ]

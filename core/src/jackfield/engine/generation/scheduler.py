@@ -1,8 +1,9 @@
 """Which choices run in the next step of a model that generates, and with how many tokens. Pure: no model, no clock, no tensor.
 
-Every choice that has its prompt behind it gets its one token first. What is left of the step goes to prompts, in chunks, in the order of
-priority, then age. A choice that finds no block takes them from the worst one that runs (lowest priority, then youngest), which starts
-anew later: its tokens are kept, and most of its blocks are often still known. One that waits takes them from worse priorities alone.
+Every choice that has its prompt behind it gets its one token first. What is left of the step goes to those whose grammar has let them go on
+by several, then to prompts, in chunks, in the order of priority, then age. A choice that finds no block takes them from the worst one that
+runs (lowest priority, then youngest), which starts anew later: its tokens are kept, and most of its blocks are often still known. One that
+waits takes them from worse priorities alone.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class GenerationScheduler:
             if choice.num_missing == 1 and choice in self._running and self._make_room(choice, len(choice.token_ids)):
                 self._plan(choice, 1)
         left = chunk_tokens
-        for choice in list(self._running):
+        # Texts that go on by several tokens at once before prompts.
+        for choice in sorted(self._running, key=lambda choice: choice.num_computed < choice.num_prompt):
             if left <= 0:
                 break
             if choice.num_missing > 1 and choice in self._running:

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 import torch
@@ -252,6 +253,11 @@ class Engine:
                 self._generations[model] = Generation(runner.generator, max_length=card.max_length)
                 self._grammars[model] = Grammars(card.path, card.vocab_size, runner.generator.end_ids)
                 self._sizes[model] = StepSize(bound, least=runner.generator.pool.block_size, most=most)
+
+    def compile(self, request: EngineRequest) -> None:
+        """Compile a request's grammar ahead, in whichever thread may take its time. What is wrong with it is told when it is submitted."""
+        with suppress(Exception):
+            self._matcher(request)
 
     def _matcher(self, request: EngineRequest) -> Matcher | None:
         """Of its grammar, if it has one and its model generates. Raises: BadRequest, NotSupported."""

@@ -63,6 +63,8 @@ class EngineThread:
     async def stream(self, request: EngineRequest) -> AsyncGenerator[Delta]:
         """Queue a request and give its deltas as they come; closing aborts it."""
         lanes = self._ready()
+        if self._engine is not None and getattr(request.params, "grammar", None) is not None:
+            await asyncio.to_thread(self._engine.compile, request)
         async with aclosing(self._waiting.pieces(request, lambda: lanes.submit(request))) as deltas:
             async for delta in deltas:
                 yield delta
